@@ -1,0 +1,213 @@
+#include "sharding/sharded_runner.h"
+
+#include <algorithm>
+
+#include "kernels/elementwise.h"
+#include "kernels/ops/gradient_math.h"
+#include "kernels/reduce.h"
+
+namespace shardrun {
+
+ShardedRunner::ShardedRunner(const Model& model, ShardState& state, const LeafPlan& leaves,
+                             Communicator& comm, Memory& memory, Stream& stream,
+                             RunnerOptions options)
+    : UnitRunner(model, memory, stream, gradient_math(), options),
+      state_(state),
+      leaves_(leaves),
+      comm_(comm),
+      memory_(memory),
+      lives_(model.units().size()) {
+  for (size_t u = 0; u < lives_.size(); ++u) {
+    const UnitPlan& plan = state.plan().units()[u];
+    lives_[u].gathered.resize(plan.segments.size());
+    lives_[u].gradients.resize(plan.segments.size());
+    lives_[u].touched.assign(plan.places.size(), 0);
+  }
+  waiting_.reserve(lives_.size());
+}
+
+void ShardedRunner::begin_micro_step(int64_t step, int64_t m, bool training) {
+  m_ = m;
+  leaf_ = leaves_.leaf(m, comm_.rank());
+  backward_order_ = 0;
+  stream().set_idle(leaf_ < 0);
+  begin_leaf({step, std::max<int64_t>(leaf_, 0)}, training);
+}
+
+void ShardedRunner::end_micro_step() {
+  for (const Unit* unit : waiting_) reduce(*unit);
+  waiting_.clear();
+  stream().set_idle(false);
+}
+
+// ---- parameters
+
+ConstTensor ShardedRunner::parameter(ParameterRef ref) {
+  const int u = ref.unit->index();
+  const ParameterPlace& place = state_.plan().units()[u].places[ref.index];
+  const Tensor& full = state_.units()[u].segments[place.segment].compute_full;
+  SHARDRUN_CHECK(full.present(), "{} is read while its unit is not gathered", place.spec->name);
+  return full.flat(place.offset, place.padded_numel).reshaped(place.spec->padded_shape());
+}
+
+void ShardedRunner::acquire(const Unit& unit) {
+  UnitLife& life = lives_[unit.index()];
+  if (state_.plan().options().zero < 3 || life.acquired++ > 0) return;
+  UnitState& state = state_.units()[unit.index()];
+  for (size_t s = 0; s < state.segments.size(); ++s) {
+    SegmentState& part = state.segments[s];
+    if (comm_.size() == 1) {  // the slice is the whole
+      part.compute_full = part.compute_slice;
+      continue;
+    }
+    OwnedTensor full =
+        allocate_tensor(memory_, part.plan->compute, Shape{part.plan->full}, "gathered parameters");
+    comm_.all_gather(full.tensor, part.compute_slice, stream());
+    part.compute_full = full.tensor;
+    life.gathered[s] = std::move(full.buffer);
+  }
+}
+
+void ShardedRunner::release(const Unit& unit) {
+  UnitLife& life = lives_[unit.index()];
+  if (state_.plan().options().zero < 3 || --life.acquired > 0) return;
+  UnitState& state = state_.units()[unit.index()];
+  for (size_t s = 0; s < state.segments.size(); ++s) {
+    state.segments[s].compute_full = Tensor();
+    life.gathered[s].reset();
+  }
+}
+
+// ---- gradients
+
+GradientTarget ShardedRunner::gradient(ParameterRef ref) {
+  const int u = ref.unit->index();
+  UnitLife& life = lives_[u];
+  if (!life.has_gradients) begin_gradients(*ref.unit);
+  const ParameterPlace& place = state_.plan().units()[u].places[ref.index];
+  Tensor whole = life.gradients[place.segment].tensor;
+  const bool accumulate = life.touched[ref.index] != 0;
+  life.touched[ref.index] = 1;
+  return {whole.flat(place.offset, place.padded_numel).reshaped(place.spec->padded_shape()),
+          accumulate};
+}
+
+void ShardedRunner::begin_gradients(const Unit& unit) {
+  UnitLife& life = lives_[unit.index()];
+  const UnitPlan& plan = state_.plan().unit(unit);
+  for (size_t s = 0; s < plan.segments.size(); ++s) {
+    const SegmentPlan& segment = plan.segments[s];
+    life.gradients[s] = allocate_tensor(memory_, Dtype::fp32, Shape{segment.full}, "leaf gradient");
+    // Padding between parameters and at the end: zero, so that it counts nowhere.
+    int64_t end = 0;
+    for (int i : segment.places) {
+      const ParameterPlace& place = plan.places[i];
+      kernels::fill(life.gradients[s].tensor.flat(end, place.offset - end), 0, stream());
+      end = place.offset + place.padded_numel;
+    }
+    kernels::fill(life.gradients[s].tensor.flat(end, segment.full - end), 0, stream());
+  }
+  std::fill(life.touched.begin(), life.touched.end(), 0);
+  life.has_gradients = true;
+}
+
+void ShardedRunner::gradients_complete(const Unit& unit) {
+  UnitLife& life = lives_[unit.index()];
+  if (!life.has_gradients) begin_gradients(unit);
+  for (size_t i = 0; i < life.touched.size(); ++i) {  // a parameter that this leaf did not use
+    if (life.touched[i]) continue;
+    GradientTarget target = gradient({&unit, static_cast<int>(i)});
+    kernels::fill(target.tensor, 0, stream());
+  }
+  if (hook_ && leaf_ >= 0) {
+    for (OwnedTensor& gradient : life.gradients) {
+      hook_(hook_context_, leaf_, unit, gradient.tensor);
+    }
+  }
+  if (state_.plan().options().zero == 1) {
+    waiting_.push_back(&unit);
+  } else {
+    reduce(unit);
+  }
+}
+
+void ShardedRunner::reduce(const Unit& unit) {
+  UnitLife& life = lives_[unit.index()];
+  for (size_t s = 0; s < life.gradients.size(); ++s) {
+    reduce_segment(unit, static_cast<int>(s), life.gradients[s].tensor);
+    life.gradients[s] = OwnedTensor();
+  }
+  life.has_gradients = false;
+  ++backward_order_;
+}
+
+void ShardedRunner::reduce_segment(const Unit& unit, int segment, Tensor gradient) {
+  SegmentState& part = state_.units()[unit.index()].segments[segment];
+  const ShardOptions& options = state_.plan().options();
+  OwnedTensor rounded;
+  ConstTensor wire = gradient;
+  // A leaf's gradient is rounded to the wire dtype also at W = 1. Segments kept fp32 travel fp32.
+  if (options.wire != Dtype::fp32 && part.plan->compute != Dtype::fp32) {
+    rounded = allocate_tensor(memory_, options.wire, gradient.shape(), "wire gradient");
+    kernels::cast(rounded.tensor, gradient, stream());
+    wire = rounded.tensor;
+  }
+  if (options.reduce_every == ReduceEvery::step) {
+    if (leaf_ < 0) return;
+    const auto mode = m_ == 0 ? kernels::FoldMode::assign : kernels::FoldMode::add;
+    const kernels::NonFinite bad = kernels::fold(part.block_full, wire, mode, stream());
+    if (bad.index >= 0) note(unit, segment, leaf_, bad.index, bad.nan);
+    return;
+  }
+  LeafWindow window;
+  window.first = m_ * comm_.size();
+  window.count = std::min<int64_t>(comm_.size(), leaves_.leaves - window.first);
+  window.total = leaves_.leaves;
+  window.sum_block = options.sum_block;
+  const FoundNonFinite bad = comm_.exchange_sum(part.sum, wire, window, memory_, stream());
+  if (bad.leaf >= 0) {
+    note(unit, segment, bad.leaf, comm_.rank() * part.plan->slice + bad.index, bad.nan);
+  }
+}
+
+void ShardedRunner::note(const Unit& unit, int segment, int64_t leaf, int64_t index, bool nan) {
+  Overflow found{.micro_step = leaves_.micro_step_of(leaf),
+                 .unit_order = backward_order_,
+                 .leaf = leaf,
+                 .unit = unit.index(),
+                 .segment = segment,
+                 .element = index,
+                 .nan = nan};
+  if (found.before(overflow_)) overflow_ = found;
+}
+
+void ShardedRunner::finish_sums() {
+  const ShardOptions& options = state_.plan().options();
+  if (options.reduce_every == ReduceEvery::step) {
+    const int64_t blocks =
+        (leaves_.leaves + leaves_.micro_steps - 1) / leaves_.micro_steps;
+    backward_order_ = 0;
+    for (auto unit = state_.units().rbegin(); unit != state_.units().rend(); ++unit) {
+      for (size_t s = 0; s < unit->segments.size(); ++s) {
+        SegmentState& part = unit->segments[s];
+        const FoundNonFinite bad =
+            comm_.exchange_blocks(part.sum.total, part.block_full, blocks, memory_, stream());
+        if (bad.leaf >= 0) {  // finite leaves whose sum is not
+          const int64_t last = std::min((bad.leaf + 1) * leaves_.micro_steps, leaves_.leaves) - 1;
+          note(*unit->plan->unit, static_cast<int>(s), last,
+               comm_.rank() * part.plan->slice + bad.index, bad.nan);
+        }
+      }
+      ++backward_order_;
+    }
+  }
+  if (options.zero == 0) {
+    for (UnitState& unit : state_.units()) {
+      for (SegmentState& part : unit.segments) {
+        comm_.all_gather(part.sum_full, part.sum.total, stream());
+      }
+    }
+  }
+}
+
+}  // namespace shardrun

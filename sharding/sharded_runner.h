@@ -1,0 +1,70 @@
+// The runner of a sharded rank: gathers a unit's parameters before it runs, releases them after, and
+// hands a leaf's gradient to the reduction when its last use is done. Called by TrainStep, which says
+// where the leaf stands in the step.
+#pragma once
+
+#include <optional>
+
+#include "runtime/unit_runner.h"
+#include "sharding/decision.h"
+#include "sharding/shard_state.h"
+
+namespace shardrun {
+
+class ShardedRunner : public UnitRunner {
+ public:
+  ShardedRunner(const Model& model, ShardState& state, const LeafPlan& leaves, Communicator& comm,
+                Memory& memory, Stream& stream, RunnerOptions options);
+
+  // Around the leaf of micro-step m of this rank (or around serving the others without one).
+  void begin_micro_step(int64_t step, int64_t m, bool training = true);
+  void end_micro_step();
+  // After the last micro-step: every SliceSum::total is complete; at stage 0 sums are gathered.
+  void finish_sums();
+
+  const Overflow& overflow() const { return overflow_; }
+  void clear_overflow() { overflow_ = Overflow(); }
+
+  ConstTensor parameter(ParameterRef ref) override;
+  GradientTarget gradient(ParameterRef ref) override;
+
+  // Called with each finished leaf gradient (fp32, whole segment) before it is rounded to the wire:
+  // fault injection in tests.
+  using GradientHook = void (*)(void* context, int64_t leaf, const Unit& unit, Tensor gradient);
+  void set_gradient_hook(GradientHook hook, void* context) {
+    hook_ = hook;
+    hook_context_ = context;
+  }
+
+ private:
+  struct UnitLife {
+    int acquired = 0;
+    std::vector<Buffer> gathered;   // one per segment, at stage 3
+    std::vector<OwnedTensor> gradients;
+    std::vector<char> touched;      // per parameter
+    bool has_gradients = false;
+  };
+
+  void acquire(const Unit& unit) override;
+  void release(const Unit& unit) override;
+  void gradients_complete(const Unit& unit) override;
+  void begin_gradients(const Unit& unit);
+  void reduce(const Unit& unit);
+  void reduce_segment(const Unit& unit, int segment, Tensor gradient);
+  void note(const Unit& unit, int segment, int64_t leaf, int64_t index, bool nan);
+
+  ShardState& state_;
+  LeafPlan leaves_;
+  Communicator& comm_;
+  Memory& memory_;
+  std::vector<UnitLife> lives_;
+  std::vector<const Unit*> waiting_;  // stage 1: complete, reduced at the end of the micro-step
+  int64_t m_ = 0;
+  int64_t leaf_ = -1;
+  int64_t backward_order_ = 0;  // units whose gradient was complete before, in this micro-step
+  Overflow overflow_;
+  GradientHook hook_ = nullptr;
+  void* hook_context_ = nullptr;
+};
+
+}  // namespace shardrun
