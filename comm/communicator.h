@@ -1,6 +1,7 @@
 // Tensors between ranks. One class with several transports; public functions check their arguments
-// once and keep the order of a sum, private do_ functions only move bytes. Every rank calls the same
-// functions in the same order with the same counts. Not thread-safe: one thread per rank calls.
+// once and keep the order of a sum, private do_ functions only move bytes. Every rank calls the
+// same functions in the same order with the same counts. Not thread-safe: one thread per rank
+// calls.
 //
 // A call has finished when it returns (host tensors). Errors: CommError.
 #pragma once
@@ -17,16 +18,17 @@
 
 namespace shardrun {
 
-// The canonical sum of one slice. [Note: canonical sum] Leaves are numbered through the step. Aligned
-// blocks of `sum_block` leaves are folded left to right in fp32, block sums are folded left to right.
-// The first leaf of a block, and the first block, are assigned and not added to zero. This order knows
-// nothing of ranks, so the bits are the same for every world size.
+// The canonical sum of one slice. [Note: canonical sum] Leaves are numbered through the step.
+// Aligned blocks of `sum_block` leaves are folded left to right in fp32, block sums are folded left
+// to right. The first leaf of a block, and the first block, are assigned and not added to zero.
+// This order knows nothing of ranks, so the bits are the same for every world size.
 struct SliceSum {
   Tensor total;  // fp32 [n]
   Tensor block;  // fp32 [n]; absent when sum_block is 1
 };
 
-// Which leaves a call brings: rank r holds leaf first + r when r < count, else none (it still calls).
+// Which leaves a call brings: rank r holds leaf first + r when r < count, else none (it still
+// calls).
 struct LeafWindow {
   int64_t first = 0;
   int64_t count = 0;
@@ -34,15 +36,19 @@ struct LeafWindow {
   int64_t sum_block = 1;  // B
 };
 
-// Where a leaf, or the sum with it, first was not finite inside this rank's slice. Order: leaf, then index.
+// Where a leaf, or the sum with it, first was not finite inside this rank's slice. Order: leaf,
+// then index.
 struct FoundNonFinite {
   int64_t leaf = -1;   // -1: none
   int64_t index = -1;  // inside the slice
   bool nan = false;
 };
 
+// Payload of this rank, the same on every transport: an exchange and a gather send each slice
+// straight to its reader, a broadcast leaves the root once for each reader, a reduction passes
+// once.
 struct Traffic {
-  double sent_bytes = 0, received_bytes = 0;  // of this rank, payload that left or entered the process
+  double sent_bytes = 0, received_bytes = 0;
   int64_t calls = 0;
 };
 
@@ -56,14 +62,16 @@ class Communicator {
   // full [W n] = shards [n] of ranks 0..W-1. shard may be full's own slice of this rank.
   void all_gather(Tensor full, ConstTensor shard, Stream& stream);
 
-  // Canonical sum, first hop: this rank's `leaf` [W n] in the wire dtype (looked at only if the window
-  // gives this rank a leaf), slice j goes to rank j; here all leaves of the window are folded into
-  // `sum` in order of leaf. After the last leaf of the step `sum.total` is complete.
-  FoundNonFinite exchange_sum(SliceSum sum, ConstTensor leaf, const LeafWindow& window, Memory& memory,
-                              Stream& stream);
+  // Canonical sum, first hop: this rank's `leaf` [W n] in the wire dtype (fp32, bf16, fp16; shape
+  // and dtype count on every rank, the bytes only where the window gives this rank a leaf), slice j
+  // goes to rank j; here all leaves of the window are folded into `sum` in order of leaf, also on
+  // an idle stream. After the last leaf of the step `sum.total` is complete.
+  FoundNonFinite exchange_sum(SliceSum sum, ConstTensor leaf, const LeafWindow& window,
+                              Memory& memory, Stream& stream);
 
   // The same over whole blocks, once a step: rank r holds the finished fp32 sum of block r (when
-  // r < blocks). total [n] = block sums folded in order. FoundNonFinite::leaf is the block's number.
+  // r < blocks). total [n] = block sums folded in order. FoundNonFinite::leaf is the block's
+  // number.
   FoundNonFinite exchange_blocks(Tensor total, ConstTensor block, int64_t blocks, Memory& memory,
                                  Stream& stream);
 
@@ -81,11 +89,12 @@ class Communicator {
   void all_gather_bytes(std::span<std::byte> all, std::span<const std::byte> mine);
   void barrier();
 
-  // Ranks with one colour form a communicator, ordered by rank here. All ranks call.
+  // Ranks with one colour (>= 0) form a communicator, ordered by rank here. All ranks call.
   std::unique_ptr<Communicator> split(int color);
 
-  // Ends every rank that waits in this communicator, now or later, with CommError(message). Called when
-  // this rank unwinds. On `mpi` the caller aborts the job afterwards.
+  // Ends every rank that waits in this communicator, now or later, with CommError(message); also in
+  // those it was split from or into. Called when this rank unwinds. On `mpi` the caller aborts the
+  // job afterwards.
   virtual void abort(const std::string& message) noexcept = 0;
 
   const Traffic& traffic() const { return traffic_; }
@@ -97,22 +106,29 @@ class Communicator {
  private:
   // Byte movers. Pointers may be null where bytes is 0 or the stream kind is meta.
   virtual void do_all_gather(std::byte* full, const std::byte* shard, size_t shard_bytes) = 0;
-  // Calls take(source, bytes of source's slice for this rank) once for each rank in [0, senders), in
-  // order. `mine` is null when this rank sends nothing.
+  // Calls take(source, bytes of source's slice for this rank) once for each rank in [0, senders),
+  // in order. `mine` is null when this rank sends nothing.
   virtual void do_exchange(const std::byte* mine, size_t slice_bytes, int senders, Memory& memory,
                            FunctionRef<void(int source, const std::byte* slice)> take) = 0;
+  virtual void do_reduce_scatter(float* shard, const float* full, int64_t count,
+                                 Memory& memory) = 0;  // count: elements of the shard
   virtual void do_all_reduce(std::span<int64_t> values, bool max) = 0;
   virtual void do_broadcast(std::byte* bytes, size_t count, int root) = 0;
   virtual void do_barrier() = 0;
   virtual std::unique_ptr<Communicator> do_split(int color) = 0;
+  virtual bool moves_data() const { return true; }  // false: for streams of kind meta
+
+  void check_stream(const Stream& stream) const;
+  void check_data(const ConstTensor& tensor, const char* name) const;
+  void count_call(double sent, double received);
 
   int rank_;
   int size_;
 };
 
-// N ranks as threads of this process. make() once, then each thread takes its own rank's communicator;
-// the group outlives them. Waiting ranks poll with back-off (ranks may exceed cores) and end with
-// CommError when one aborts or `deadline_seconds` (0: none) pass without a partner.
+// N ranks as threads of this process. make() once, then each thread takes its own rank's
+// communicator; the group outlives them. Waiting ranks poll with back-off (ranks may exceed cores)
+// and end with CommError when one aborts or `deadline_seconds` (0: none) pass without a partner.
 class ThreadGroup {
  public:
   static std::shared_ptr<ThreadGroup> make(int size, double deadline_seconds = 0);
@@ -120,12 +136,13 @@ class ThreadGroup {
   virtual std::unique_ptr<Communicator> communicator(int rank) = 0;
 };
 
-// Runs body(communicator) on `size` threads and joins them. The first exception of a rank aborts the
-// others and is rethrown here (the cause, not the CommErrors that followed from it).
+// Runs body(communicator) on `size` threads and joins them. The first exception of a rank aborts
+// the others and is rethrown here (the cause, not the CommErrors that followed from it).
 void run_thread_ranks(int size, FunctionRef<void(Communicator&)> body, double deadline_seconds = 0);
 
 // MPI. The constructor of the session calls MPI_Init_thread(FUNNELED) and its destructor
-// MPI_Finalize; one per process. Without MPI in the build a file that throws stands in (no_mpi.cpp).
+// MPI_Finalize; one per process. Without MPI in the build a file that throws stands in
+// (no_mpi.cpp).
 class MpiSession {
  public:
   static std::unique_ptr<MpiSession> start(int* argc, char*** argv);
@@ -137,8 +154,10 @@ class MpiSession {
   [[noreturn]] virtual void abort(int exit_code) = 0;
 };
 
-// Moves nothing and counts what `like` ("thread", "mpi") would move, with its staging allocations: for
-// plans of any world size on one machine.
+// Moves nothing and counts what `like` ("thread", "mpi") would move, with its staging allocations:
+// for plans of any world size on one machine. Tensors are on `meta`; host values (reductions,
+// bytes) come out as if every rank had brought what this one did. split() throws: nobody knows the
+// others' colours.
 std::unique_ptr<Communicator> make_meta_communicator(int rank, int size, const std::string& like);
 
 }  // namespace shardrun

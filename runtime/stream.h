@@ -36,6 +36,7 @@ class Stream {
   // check shapes, count work, and leave memory alone.
   bool computes() const { return kind_ != DeviceKind::meta && !idle_; }
   void set_idle(bool idle) { idle_ = idle; }
+  bool idle() const { return idle_; }
 
   void count(double flops, double bytes) {
     work_.flops += flops;

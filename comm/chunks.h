@@ -1,0 +1,38 @@
+// Arithmetic shared by transports: cutting a long message, and the staging of an exchange.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include "runtime/memory.h"
+
+namespace shardrun {
+
+// body(offset, count) over [0, total) in pieces of at most `limit`.
+template <typename Body>
+void for_each_chunk(size_t total, size_t limit, Body&& body) {
+  for (size_t offset = 0; offset < total; offset += limit) {
+    body(offset, std::min(limit, total - offset));
+  }
+}
+
+constexpr const char* kStagingLabel = "exchange staging";
+
+// Staging of an exchange over messages: one slot for each sender but this rank itself, whose slice
+// is folded where it lies. Slots are aligned like allocations.
+struct Staging {
+  Staging(int rank, int senders, size_t slice_bytes)
+      : slots(senders - (rank < senders ? 1 : 0)),
+        slot_bytes((slice_bytes + Memory::kAlignment - 1) / Memory::kAlignment *
+                   Memory::kAlignment) {}
+  size_t bytes() const { return static_cast<size_t>(slots) * slot_bytes; }
+  // An empty exchange allocates nothing.
+  Buffer allocate(Memory& memory) const {
+    return bytes() == 0 ? Buffer() : memory.allocate(bytes(), kStagingLabel);
+  }
+
+  int slots;
+  size_t slot_bytes;
+};
+
+}  // namespace shardrun

@@ -1,0 +1,221 @@
+// What all transports share: the checks at the boundary, the count of traffic, and the order in
+// which leaves are folded. Transports (thread_, mpi_, meta_communicator.cpp) move bytes.
+#include "comm/communicator.h"
+
+namespace shardrun {
+
+namespace {
+
+// A rank without a leaf has an idle stream, on which kernels leave memory alone; but the slices
+// that it owns are summed here like everybody's.
+class Working {
+ public:
+  explicit Working(Stream& stream) : stream_(stream), idle_(stream.idle()) {
+    stream_.set_idle(false);
+  }
+  ~Working() { stream_.set_idle(idle_); }
+  Working(const Working&) = delete;
+  Working& operator=(const Working&) = delete;
+
+ private:
+  Stream& stream_;
+  bool idle_;
+};
+
+// Leaves arrive in order, so only inside one leaf can a later fold find an earlier index.
+void note(FoundNonFinite& found, int64_t leaf, const kernels::NonFinite& here) {
+  if (here.index < 0) return;
+  if (found.leaf >= 0 && (found.leaf != leaf || found.index <= here.index)) return;
+  found = {leaf, here.index, here.nan};
+}
+
+kernels::FoldMode mode_of(bool first) {
+  return first ? kernels::FoldMode::assign : kernels::FoldMode::add;
+}
+
+void check_window(const LeafWindow& window, int size) {
+  SHARDRUN_CHECK(window.count >= 0 && window.count <= size, "window has {} leaves, wanted 0 to {}",
+                 window.count, size);
+  SHARDRUN_CHECK(window.first >= 0 && window.first + window.count <= window.total,
+                 "window [{}, {}) of a step of {} leaves", window.first,
+                 window.first + window.count, window.total);
+  SHARDRUN_CHECK(window.sum_block >= 1, "sum block is {}, wanted >= 1", window.sum_block);
+}
+
+void check_sum(const ConstTensor& sum, const char* name, int64_t count) {
+  SHARDRUN_CHECK(sum.present() && sum.dtype() == Dtype::fp32 && sum.numel() == count,
+                 "{}: {} {}, wanted fp32 [{}]", name, name_of(sum.dtype()), sum.shape().text(),
+                 count);
+}
+
+// Elements of one rank's slice of `full`.
+int64_t slice_count(const ConstTensor& full, const char* name, int size) {
+  SHARDRUN_CHECK(full.present(), "{} is absent: every rank gives its dtype and shape", name);
+  SHARDRUN_CHECK(full.numel() % size == 0, "{} has {} elements, wanted a multiple of {} ranks",
+                 name, full.numel(), size);
+  return full.numel() / size;
+}
+
+}  // namespace
+
+void Communicator::check_stream(const Stream& stream) const {
+  SHARDRUN_CHECK((stream.kind() != DeviceKind::meta) == moves_data(),
+                 "communicator \"{}\" got a stream of kind {}", transport(),
+                 name_of(stream.kind()));
+}
+
+void Communicator::check_data(const ConstTensor& tensor, const char* name) const {
+  SHARDRUN_CHECK(!moves_data() || tensor.bytes() == 0 || tensor.data() != nullptr,
+                 "{} {} has no memory", name, tensor.shape().text());
+}
+
+void Communicator::count_call(double sent, double received) {
+  traffic_.sent_bytes += sent;
+  traffic_.received_bytes += received;
+  ++traffic_.calls;
+}
+
+void Communicator::all_gather(Tensor full, ConstTensor shard, Stream& stream) {
+  check_stream(stream);
+  SHARDRUN_CHECK(full.present() && shard.present() && full.dtype() == shard.dtype() &&
+                     full.numel() == shard.numel() * size_,
+                 "all_gather of {} {} into {} {} over {} ranks", name_of(shard.dtype()),
+                 shard.shape().text(), name_of(full.dtype()), full.shape().text(), size_);
+  check_data(full, "all_gather: full");
+  check_data(shard, "all_gather: shard");
+  const double moved = static_cast<double>(shard.bytes()) * (size_ - 1);
+  count_call(moved, moved);
+  do_all_gather(static_cast<std::byte*>(full.data()), static_cast<const std::byte*>(shard.data()),
+                shard.bytes());
+}
+
+FoundNonFinite Communicator::exchange_sum(SliceSum sum, ConstTensor leaf, const LeafWindow& window,
+                                          Memory& memory, Stream& stream) {
+  check_stream(stream);
+  check_window(window, size_);
+  const int64_t count = slice_count(leaf, "exchange_sum: leaf", size_);
+  const Dtype wire = leaf.dtype();
+  SHARDRUN_CHECK(wire == Dtype::fp32 || wire == Dtype::bf16 || wire == Dtype::fp16,
+                 "exchange_sum: leaf is {}, wanted fp32, bf16 or fp16", name_of(wire));
+  check_sum(sum.total, "exchange_sum: total", count);
+  check_data(sum.total, "exchange_sum: total");
+  const bool blocks = window.sum_block > 1;
+  if (blocks) {
+    check_sum(sum.block, "exchange_sum: block", count);
+    check_data(sum.block, "exchange_sum: block");
+  }
+  const bool sends = rank_ < window.count;
+  if (sends) check_data(leaf, "exchange_sum: leaf");
+
+  const size_t slice_bytes = static_cast<size_t>(count) * size_of(wire);
+  const int senders = static_cast<int>(window.count);
+  count_call(sends ? static_cast<double>(slice_bytes) * (size_ - 1) : 0,
+             static_cast<double>(slice_bytes) * (senders - (sends ? 1 : 0)));
+
+  FoundNonFinite found;
+  Working working(stream);
+  do_exchange(
+      sends ? static_cast<const std::byte*>(leaf.data()) : nullptr, slice_bytes, senders, memory,
+      [&](int source, const std::byte* slice) {
+        const int64_t number = window.first + source;
+        const ConstTensor incoming(slice, wire, Shape{count});
+        if (!blocks) {
+          note(found, number, kernels::fold(sum.total, incoming, mode_of(number == 0), stream));
+          return;
+        }
+        const int64_t place = number % window.sum_block;
+        note(found, number, kernels::fold(sum.block, incoming, mode_of(place == 0), stream));
+        if (place + 1 < window.sum_block && number + 1 < window.total) return;
+        const bool first_block = number < window.sum_block;
+        note(found, number, kernels::fold(sum.total, sum.block, mode_of(first_block), stream));
+      });
+  return found;
+}
+
+FoundNonFinite Communicator::exchange_blocks(Tensor total, ConstTensor block, int64_t blocks,
+                                             Memory& memory, Stream& stream) {
+  check_stream(stream);
+  SHARDRUN_CHECK(blocks >= 1 && blocks <= size_, "exchange_blocks of {} blocks over {} ranks",
+                 blocks, size_);
+  const int64_t count = slice_count(block, "exchange_blocks: block", size_);
+  check_sum(block, "exchange_blocks: block", count * size_);
+  check_sum(total, "exchange_blocks: total", count);
+  check_data(total, "exchange_blocks: total");
+  const bool sends = rank_ < blocks;
+  if (sends) check_data(block, "exchange_blocks: block");
+
+  const size_t slice_bytes = static_cast<size_t>(count) * sizeof(float);
+  const int senders = static_cast<int>(blocks);
+  count_call(sends ? static_cast<double>(slice_bytes) * (size_ - 1) : 0,
+             static_cast<double>(slice_bytes) * (senders - (sends ? 1 : 0)));
+
+  FoundNonFinite found;
+  Working working(stream);
+  do_exchange(sends ? static_cast<const std::byte*>(block.data()) : nullptr, slice_bytes, senders,
+              memory, [&](int source, const std::byte* slice) {
+                const ConstTensor incoming(slice, Dtype::fp32, Shape{count});
+                note(found, source, kernels::fold(total, incoming, mode_of(source == 0), stream));
+              });
+  return found;
+}
+
+void Communicator::reduce_scatter(Tensor shard, ConstTensor full, Memory& memory, Stream& stream) {
+  check_stream(stream);
+  const int64_t count = slice_count(full, "reduce_scatter: full", size_);
+  check_sum(full, "reduce_scatter: full", count * size_);
+  check_sum(shard, "reduce_scatter: shard", count);
+  check_data(full, "reduce_scatter: full");
+  check_data(shard, "reduce_scatter: shard");
+  const double moved = static_cast<double>(shard.bytes()) * (size_ - 1);
+  count_call(moved, moved);
+  do_reduce_scatter(static_cast<float*>(shard.data()), static_cast<const float*>(full.data()),
+                    count, memory);
+}
+
+void Communicator::all_reduce_sum(std::span<int64_t> values) {
+  const double moved = size_ > 1 ? static_cast<double>(values.size_bytes()) : 0;
+  count_call(moved, moved);
+  do_all_reduce(values, false);
+}
+
+void Communicator::all_reduce_max(std::span<int64_t> values) {
+  const double moved = size_ > 1 ? static_cast<double>(values.size_bytes()) : 0;
+  count_call(moved, moved);
+  do_all_reduce(values, true);
+}
+
+void Communicator::broadcast(std::span<std::byte> bytes, int root) {
+  SHARDRUN_CHECK(root >= 0 && root < size_, "broadcast from rank {} of {}", root, size_);
+  const double count = static_cast<double>(bytes.size());
+  count_call(rank_ == root ? count * (size_ - 1) : 0, rank_ == root ? 0 : count);
+  do_broadcast(bytes.data(), bytes.size(), root);
+}
+
+void Communicator::broadcast(Tensor tensor, int root, Stream& stream) {
+  check_stream(stream);
+  SHARDRUN_CHECK(tensor.present(), "broadcast of an absent tensor");
+  check_data(tensor, "broadcast: tensor");
+  broadcast(std::span(static_cast<std::byte*>(tensor.data()), tensor.bytes()), root);
+}
+
+void Communicator::all_gather_bytes(std::span<std::byte> all, std::span<const std::byte> mine) {
+  SHARDRUN_CHECK(all.size() == mine.size() * static_cast<size_t>(size_),
+                 "all_gather_bytes of {} bytes into {} over {} ranks", mine.size(), all.size(),
+                 size_);
+  const double moved = static_cast<double>(mine.size()) * (size_ - 1);
+  count_call(moved, moved);
+  do_all_gather(all.data(), mine.data(), mine.size());
+}
+
+void Communicator::barrier() {
+  count_call(0, 0);
+  do_barrier();
+}
+
+std::unique_ptr<Communicator> Communicator::split(int color) {
+  SHARDRUN_CHECK(color >= 0, "split with colour {}, wanted >= 0", color);
+  count_call(0, 0);
+  return do_split(color);
+}
+
+}  // namespace shardrun
