@@ -1,0 +1,86 @@
+// shardrun SUBCOMMAND ...: picks the subcommand, runs it on every rank, leaves with its exit code.
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "launch/commands.h"
+#include "launch/data/data_command.h"
+#include "launch/ranks.h"
+
+namespace shardrun {
+namespace {
+
+struct Subcommand {
+  const char* name;
+  const char* does;
+  int (*run)(const Config& config, RankContext& ranks);
+};
+
+constexpr Subcommand kRanked[] = {
+    {"train", "trains; writes OUT/{config.textproto, metrics.jsonl, checkpoints/}", run_train},
+    {"smoke", "trains a tiny GPT for each stage and precision; a table of passes", run_smoke},
+    {"generate", "continues a prompt from a checkpoint", run_generate},
+};
+
+void print_usage() {
+  std::puts("usage: shardrun SUBCOMMAND [CONFIG.textproto] [--flag value | --flag=value]...\n");
+  for (const Subcommand& sub : kRanked) std::printf("  %-11s%s\n", sub.name, sub.does);
+  std::puts(
+      "  plan       memory, FLOPs and traffic of a rank for any --world-size and stage\n"
+      "  data       text to tokens; inspects and checks token files\n"
+      "  checkpoint ls | verify | hash DIR\n\n"
+      "shardrun SUBCOMMAND --help lists the flags.");
+}
+
+// Messages about the command line are the same on every rank: under a launcher only the first prints.
+bool prints_usage_errors() {
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"}) {
+    const char* rank = std::getenv(name);
+    if (rank) return std::string(rank) == "0";
+  }
+  return true;
+}
+
+int run(int argc, char** argv) {
+  std::vector<std::string> words(argv + 1, argv + argc);
+  if (words.empty() || words[0] == "--help" || words[0] == "-h" || words[0] == "help") {
+    print_usage();
+    return words.empty() ? static_cast<int>(ExitCode::usage) : 0;
+  }
+  const std::string name = words[0];
+  words.erase(words.begin());
+  if (name == "data") return run_data(words);
+  if (name == "checkpoint") return run_checkpoint(words);
+  if (name == "plan") return run_plan(words);
+  for (const Subcommand& sub : kRanked) {
+    if (name != sub.name) continue;
+    const CommandLine line = parse_command_line(words);
+    if (line.help) {
+      std::printf("shardrun %s: %s\n\n%s", sub.name, sub.does, flags_help().c_str());
+      return 0;
+    }
+    if (!line.operands.empty()) {
+      throw UsageError("{}: got '{}', wanted flags or one CONFIG.textproto", name, line.operands[0]);
+    }
+    return run_on_ranks(line.config, &argc, &argv,
+                        [&](RankContext& ranks) { return sub.run(line.config, ranks); });
+  }
+  const std::vector<std::string> names{"train", "smoke", "generate", "plan", "data", "checkpoint"};
+  throw UsageError("unknown subcommand '{}'; the nearest is '{}' (--help lists all)", name,
+                   nearest_name(name, names));
+}
+
+}  // namespace
+}  // namespace shardrun
+
+int main(int argc, char** argv) {
+  try {
+    return shardrun::run(argc, argv);
+  } catch (const shardrun::Error& error) {
+    if (shardrun::prints_usage_errors()) std::fprintf(stderr, "shardrun: %s\n", error.what());
+    return static_cast<int>(error.code());
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "shardrun: internal error: %s\n", error.what());
+    return static_cast<int>(shardrun::ExitCode::internal);
+  }
+}
