@@ -29,7 +29,7 @@ class MetaCommunicator : public Communicator {
   void do_exchange(const std::byte*, size_t slice_bytes, int senders, Memory& memory,
                    FunctionRef<void(int source, const std::byte* slice)> take) override {
     Buffer staging;
-    if (stages_) staging = Staging(rank(), senders, slice_bytes).allocate(memory);
+    if (stages_) staging = Staging(size(), slice_bytes).allocate(memory);
     for (int r = 0; r < senders; ++r) take(r, nullptr);
   }
 

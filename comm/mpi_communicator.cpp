@@ -126,7 +126,7 @@ class MpiCommunicator : public Communicator {
   void do_exchange(const std::byte* mine, size_t slice_bytes, int senders, Memory& memory,
                    FunctionRef<void(int source, const std::byte* slice)> take) override {
     begin();
-    const Staging layout(rank(), senders, slice_bytes);
+    const Staging layout(size(), slice_bytes);
     const Buffer staging = layout.allocate(memory);
     const auto slot_of = [&](int source) {
       const int slot = source - (source > rank() ? 1 : 0);
