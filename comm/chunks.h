@@ -18,9 +18,9 @@ void for_each_chunk(size_t total, size_t limit, Body&& body) {
 
 constexpr const char* kStagingLabel = "exchange staging";
 
-// Staging of an exchange over messages: one slot for each rank but this one, whose slice is folded where
-// it lies. The size does not depend on who sends: every micro-step, the last one with idle ranks too,
-// allocates the same. Slots are aligned like allocations.
+// Staging of an exchange over messages: one slot for each rank but this one, whose slice is folded
+// where it lies. The size does not depend on who sends: every micro-step, the last one with idle
+// ranks too, allocates the same. Slots are aligned like allocations.
 struct Staging {
   Staging(int world_size, size_t slice_bytes)
       : slots(world_size - 1),

@@ -14,8 +14,8 @@ namespace shardrun::test {
 
 namespace {
 
-// Values of a leaf are a function of (leaf, element), whatever rank computes it. Their exponents differ
-// enough that another order of addition shows in the bits.
+// Values of a leaf are a function of (leaf, element), whatever rank computes it. Their exponents
+// differ enough that another order of addition shows in the bits.
 float value_at(int64_t leaf, int64_t element) {
   const uint64_t bits = mix64(mix64(17, static_cast<uint64_t>(leaf)), element);
   const float mantissa = static_cast<float>(bits & 0xffffff) / 0x800000 - 1.0f;

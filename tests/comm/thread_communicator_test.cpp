@@ -110,8 +110,8 @@ TEST(ThreadCommunicator, RanksThatDisagreeAreNamed) {
 }
 
 // Rank 3 aborts while the others, in a group of their own, read each other's leaves in place. They
-// unwind at different moments, and no leaf may go before its readers are done: the address sanitizer
-// sees it if one does.
+// unwind at different moments, and no leaf may go before its readers are done: the address
+// sanitizer sees it if one does.
 TEST(ThreadCommunicator, LeavesOutliveTheirReadersWhenAnAbortComes) {
   constexpr int64_t kCount = 1 << 12;
   const auto body = [](Communicator& comm) {
