@@ -6,8 +6,12 @@
 
 namespace shardrun::kernels {
 
-inline cpu::In in(ConstTensor t) { return {t.present() ? t.data() : nullptr, t.dtype()}; }
-inline cpu::Out out(Tensor t) { return {t.present() ? t.data() : nullptr, t.dtype()}; }
+inline cpu::In in(ConstTensor t) {
+  return {t.present() ? t.data() : nullptr, t.dtype()};
+}
+inline cpu::Out out(Tensor t) {
+  return {t.present() ? t.data() : nullptr, t.dtype()};
+}
 
 // fp32, bf16 or fp16: what fp32 arithmetic serves.
 inline void check_floating(ConstTensor t, const char* name) {

@@ -7,7 +7,9 @@ namespace shardrun::kernels {
 
 namespace {
 
-double elements(ConstTensor t) { return static_cast<double>(t.numel()); }
+double elements(ConstTensor t) {
+  return static_cast<double>(t.numel());
+}
 
 }  // namespace
 

@@ -31,7 +31,8 @@ void embedding_forward(Tensor y, ConstTensor tokens, ConstTensor table, ConstTen
                    columns);
   }
   // Rows of the table that are read, not the table.
-  const double gathered = static_cast<double>(y.numel()) * static_cast<double>(size_of(table.dtype()));
+  const double gathered =
+      static_cast<double>(y.numel()) * static_cast<double>(size_of(table.dtype()));
   stream.count(positions ? static_cast<double>(y.numel()) : 0,
                bytes_of({y, tokens, positions}) + gathered);
   if (!stream.computes()) return;

@@ -55,9 +55,8 @@ void layer_norm_backward(Tensor dx, Tensor dweight, Tensor dbias, ConstTensor dy
   const cpu::LayerNormGradients gradients{out(dx), dweight.as<float>(),
                                           dbias ? dbias.as<float>() : nullptr, accumulate_weight,
                                           accumulate_bias};
-  cpu::table_for(stream).layer_norm_backward(gradients, in(dy), in(x), in(weight),
-                                             mean.as<float>(), rstd.as<float>(), rows, columns,
-                                             stream.pool());
+  cpu::table_for(stream).layer_norm_backward(gradients, in(dy), in(x), in(weight), mean.as<float>(),
+                                             rstd.as<float>(), rows, columns, stream.pool());
 }
 
 void column_sum(Tensor sum, ConstTensor x, bool accumulate, Stream& stream) {

@@ -30,8 +30,7 @@ math::AdamwStep step_for(const AdamwScalars& s, const AdamwRange& range) {
 void round_stochastic(Bf16* out, const float* p, const AdamwRange& range, int64_t begin,
                       int64_t n) {
   DrawBuffer words;
-  const uint32_t* draw =
-      draws(range.key, range.model_begin + (begin - range.begin), n, words.word);
+  const uint32_t* draw = draws(range.key, range.model_begin + (begin - range.begin), n, words.word);
 #pragma GCC ivdep
   for (int64_t i = 0; i < n; ++i) out[i] = math::narrow_stochastic(p[i], draw[i]);
 }
@@ -81,6 +80,8 @@ void adamw(const AdamwArguments& a, int64_t n, ThreadPool& pool) {
 
 }  // namespace
 
-void fill_adamw(Table& table) { table.adamw = adamw; }
+void fill_adamw(Table& table) {
+  table.adamw = adamw;
+}
 
 }  // namespace shardrun::cpu::SHARDRUN_ISA

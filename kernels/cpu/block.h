@@ -1,6 +1,6 @@
-// How the CPU kernels walk over tensors: in blocks of 1024 elements that are widened into a buffer on
-// the stack, worked on in fp32, and rounded on the way out. The dtype is looked at once per block, so
-// there is one copy of each kernel for all dtypes.
+// How the CPU kernels walk over tensors: in blocks of 1024 elements that are widened into a buffer
+// on the stack, worked on in fp32, and rounded on the way out. The dtype is looked at once per
+// block, so there is one copy of each kernel for all dtypes.
 #pragma once
 
 #include <immintrin.h>
@@ -18,9 +18,15 @@ struct alignas(64) Buffer {
   float x[kBlock];
 };
 
-HD int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-HD int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-HD int64_t quotient_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+HD int64_t smaller(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+HD int64_t larger(int64_t a, int64_t b) {
+  return a > b ? a : b;
+}
+HD int64_t quotient_up(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
 
 HD void widen_many(float* out, const Bf16* in, int64_t n) {
 #pragma GCC ivdep

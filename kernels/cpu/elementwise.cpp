@@ -1,5 +1,5 @@
-// Elementwise kernels. An output may be the memory of an input: the loops read element i before they
-// write it, which is what `ivdep` tells the compiler.
+// Elementwise kernels. An output may be the memory of an input: the loops read element i before
+// they write it, which is what `ivdep` tells the compiler.
 #include "kernels/cpu/block.h"
 #include "kernels/math/functions.h"
 #include "kernels/math/gelu.h"

@@ -38,8 +38,9 @@ HD void add_row(float* sum, In in, int64_t at, int64_t columns) {
   }
 }
 
-// Each task owns the rows that are congruent to it, so that frequent tokens, which have neighbouring
-// numbers, fall to different tasks; it looks at every token and adds in order of place.
+// Each task owns the rows that are congruent to it, so that frequent tokens, which have
+// neighbouring numbers, fall to different tasks; it looks at every token and adds in order of
+// place.
 void embedding_backward(float* dtable, const int32_t* tokens, In dy, bool accumulate,
                         int64_t vocabulary, int64_t places, int64_t columns, ThreadPool& pool) {
   for_tasks(pool, smaller(kVocabularyTasks, vocabulary), [&](int64_t task, int) {

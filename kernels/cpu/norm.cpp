@@ -1,8 +1,9 @@
 // Layer norm and sums over columns.
 //
-// [Note: sums over rows] A sum over many rows is cut into blocks of 64 rows, added top to bottom; the
-// sums of blocks are added pairwise, neighbours first. Blocks are tasks, and their sums lie behind the
-// row buffers in the scratch memory of thread 0, asked for at its full size before the tasks start.
+// [Note: sums over rows] A sum over many rows is cut into blocks of 64 rows, added top to bottom;
+// the sums of blocks are added pairwise, neighbours first. Blocks are tasks, and their sums lie
+// behind the row buffers in the scratch memory of thread 0, asked for at its full size before the
+// tasks start.
 #include "kernels/cpu/lanes.h"
 #include "kernels/math/functions.h"
 
@@ -20,7 +21,9 @@ HD const float* read_row(In in, int64_t begin, int64_t n, float* buffer) {
   return buffer;
 }
 
-HD float* place_row(Out out, int64_t begin, float* buffer) { return place(out, begin, buffer); }
+HD float* place_row(Out out, int64_t begin, float* buffer) {
+  return place(out, begin, buffer);
+}
 
 // Room for `count` rows in the scratch memory of a thread.
 HD float* row_buffers(ThreadPool& pool, int thread, int64_t count, int64_t columns) {
@@ -45,7 +48,8 @@ HD void deliver(float* out, const float* total, bool accumulate, int64_t n) {
   for (int64_t c = 0; c < n; ++c) out[c] = accumulate ? out[c] + total[c] : total[c];
 }
 
-// Sums the block sums [blocks, stride] pairwise, columns [first, first + width) of each, in parallel.
+// Sums the block sums [blocks, stride] pairwise, columns [first, first + width) of each, in
+// parallel.
 void finish_columns(float* out, float* parts, int64_t blocks, int64_t stride, int64_t columns,
                     bool accumulate, ThreadPool& pool) {
   for_tasks(pool, quotient_up(columns, kColumnsPerTask), [&](int64_t task, int) {
@@ -67,9 +71,8 @@ void layer_norm_forward(Out y, float* mean, float* rstd, In x, In weight, In bia
       const int64_t at = row * columns;
       const float* in = read_row(x, at, columns, scratch + 2 * columns);
       const float m = row_sum(in, in, columns, [](auto v, auto) { return v; }) * inverse;
-      const float variance = row_sum(in, in, columns, [m](auto v, auto) {
-        return (v - m) * (v - m);
-      }) * inverse;
+      const float variance =
+          row_sum(in, in, columns, [m](auto v, auto) { return (v - m) * (v - m); }) * inverse;
       const float r = 1.0f / math::sqrt(variance + eps);
       mean[row] = m;
       rstd[row] = r;
@@ -101,7 +104,8 @@ HD void layer_norm_backward_row(float* dx, float* dweight, float* dbias, float* 
   }
   const float inverse = 1.0f / static_cast<float>(columns);
   const float a = row_sum(weighted, weighted, columns, [](auto v, auto) { return v; }) * inverse;
-  const float b = row_sum(weighted, normal, columns, [](auto v, auto n) { return v * n; }) * inverse;
+  const float b =
+      row_sum(weighted, normal, columns, [](auto v, auto n) { return v * n; }) * inverse;
 #pragma GCC ivdep
   for (int64_t c = 0; c < columns; ++c) dx[c] = rstd * ((weighted[c] - a) - normal[c] * b);
 }

@@ -7,7 +7,9 @@ namespace {
 
 constexpr uint32_t kExponent = 0x7f800000u;
 
-HD bool not_finite(float x) { return (math::bits_of(x) & kExponent) == kExponent; }
+HD bool not_finite(float x) {
+  return (math::bits_of(x) & kExponent) == kExponent;
+}
 
 // Adds (or assigns) a block; true when all sums are finite.
 template <bool kAdd>
@@ -44,7 +46,8 @@ int64_t fold(float* accumulator, In leaf, bool add, int64_t n, ThreadPool& pool)
       const float* x = read(leaf, i, m, buffer.x);
       float* sum = accumulator + i;
       const bool finite = add ? fold_block<true>(sum, x, m) : fold_block<false>(sum, x, m);
-      if (!finite) [[unlikely]] found = smaller(found, locate(sum, x, i, m));
+      if (!finite) [[unlikely]]
+        found = smaller(found, locate(sum, x, i, m));
     }
     if (found == INT64_MAX) return;
     // The smallest of all tasks, whatever the order in which they end.

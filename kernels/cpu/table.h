@@ -1,7 +1,7 @@
-// The CPU kernels of one instruction set as a table of functions. The public functions in kernels/*.cpp
-// check shapes, then call through the table that the stream's instruction set names. Sources in this
-// folder include nothing with inline functions that the linker could share between instruction sets
-// ([Note: one header, several instruction sets]).
+// The CPU kernels of one instruction set as a table of functions. The public functions in
+// kernels/*.cpp check shapes, then call through the table that the stream's instruction set names.
+// Sources in this folder include nothing with inline functions that the linker could share between
+// instruction sets ([Note: one header, several instruction sets]).
 #pragma once
 
 #include <cstdint>

@@ -13,7 +13,7 @@ struct AdamwStep {
   float inverse_bias1, inverse_bias2;  // 1 / (1 - beta^t)
   float eps;
   float gradient_factor;
-  float lr;     // times the range's factor
+  float lr;  // times the range's factor
   float decay;
 
   HD void operator()(float& p, float& m, float& v, float gradient) const {

@@ -1,7 +1,7 @@
 // Conversions between fp32 and the 16-bit formats: to nearest even, NaN stays NaN (made quiet),
-// infinities stay. fp32 denormals are zero on both sides, and with them those of bf16, which has the
-// same exponents; fp16 denormals are kept. Branch-free, and without fp32 denormals in between: the
-// results do not depend on the flush modes of the thread.
+// infinities stay. fp32 denormals are zero on both sides, and with them those of bf16, which has
+// the same exponents; fp16 denormals are kept. Branch-free, and without fp32 denormals in between:
+// the results do not depend on the flush modes of the thread.
 #pragma once
 
 #include "kernels/math/isa.h"
@@ -14,11 +14,17 @@ inline namespace SHARDRUN_ISA {
 HD uint32_t flush_bits(uint32_t bits) {
   return (bits & 0x7f800000u) == 0 ? bits & 0x80000000u : bits;
 }
-HD float flush(float x) { return float_of(flush_bits(bits_of(x))); }
+HD float flush(float x) {
+  return float_of(flush_bits(bits_of(x)));
+}
 
-HD float widen(float x) { return x; }
+HD float widen(float x) {
+  return x;
+}
 
-HD float widen(Bf16 x) { return float_of(flush_bits(static_cast<uint32_t>(x.bits) << 16)); }
+HD float widen(Bf16 x) {
+  return float_of(flush_bits(static_cast<uint32_t>(x.bits) << 16));
+}
 
 HD float widen(Fp16 x) {
   const uint32_t sign = static_cast<uint32_t>(x.bits & 0x8000u) << 16;
@@ -30,7 +36,9 @@ HD float widen(Fp16 x) {
   return float_of(sign | (magnitude >= 0x7c00u ? special : finite));
 }
 
-HD void narrow(float x, float& out) { out = x; }
+HD void narrow(float x, float& out) {
+  out = x;
+}
 
 HD void narrow(float x, Bf16& out) {
   const uint32_t bits = flush_bits(bits_of(x));
@@ -51,7 +59,8 @@ HD void narrow(float x, Fp16& out) {
   out.bits = static_cast<uint16_t>(sign | (magnitude > 0x7f800000u ? nan : finite));
 }
 
-// Rounds the magnitude up with probability (the 16 bits cut off) / 2^16, by the low 16 bits of `draw`.
+// Rounds the magnitude up with probability (the 16 bits cut off) / 2^16, by the low 16 bits of
+// `draw`.
 HD Bf16 narrow_stochastic(float x, uint32_t draw) {
   const uint32_t bits = flush_bits(bits_of(x));
   const uint32_t quiet = (bits >> 16) | 0x40u;

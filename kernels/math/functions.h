@@ -1,6 +1,6 @@
-// Elementary functions in fp32, our own so that every processor gives the same bits: branch-free, no
-// fused multiply-add (baseline x86 has none), no tables. Bounds are against the exact value, in units
-// in the last place, and are held by tests; results below the normal range are zero.
+// Elementary functions in fp32, our own so that every processor gives the same bits: branch-free,
+// no fused multiply-add (baseline x86 has none), no tables. Bounds are against the exact value, in
+// units in the last place, and are held by tests; results below the normal range are zero.
 #pragma once
 
 #include "kernels/math/isa.h"
@@ -60,10 +60,10 @@ HD float log(float x) {
   const float t1 = w * (0.40000972152f + w * 0.24279078841f);
   const float t2 = z * (0.66666662693f + w * 0.28498786688f);
   const float half_square = 0.5f * f * f;
-  const float value = s * (half_square + (t1 + t2)) + k * 9.0580006145e-6f - half_square + f +
-                      k * 6.9313812256e-1f;
+  const float value =
+      s * (half_square + (t1 + t2)) + k * 9.0580006145e-6f - half_square + f + k * 6.9313812256e-1f;
   const float infinity = float_of(0x7f800000u);
-  float result = x < infinity ? value : x;            // infinity and NaN
+  float result = x < infinity ? value : x;  // infinity and NaN
   result = x < 0x1p-126f ? float_of(0xff800000u) : result;
   return x <= -0x1p-126f ? float_of(0x7fc00000u) : result;
 }
@@ -84,8 +84,8 @@ HD float tanh(float x) {
 }
 
 // Standard normal number from 32 random bits, by the inverse of the distribution function: PPND7 of
-// Wichura, "Algorithm AS 241", Applied Statistics 37 (1988). The argument is (draw + 1/2) / 2^32; both
-// tails are formed from the small side, so neither loses bits. The outermost branch of AS 241
+// Wichura, "Algorithm AS 241", Applied Statistics 37 (1988). The argument is (draw + 1/2) / 2^32;
+// both tails are formed from the small side, so neither loses bits. The outermost branch of AS 241
 // (sqrt(-log) > 5) lies beyond 32 bits. Absolute error below 2e-6 within the 6.4 sigma that exist.
 HD float normal_from_draw(uint32_t draw) {
   const bool lower = draw < 0x80000000u;

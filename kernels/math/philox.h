@@ -1,5 +1,5 @@
-// Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
-// What a counter means is in runtime/random.h.
+// Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC
+// 2011. What a counter means is in runtime/random.h.
 #pragma once
 
 #include "kernels/math/isa.h"
@@ -29,8 +29,9 @@ HD Words4 philox(Words4 counter, uint32_t key0, uint32_t key1) {
 
 // The draws of elements 4 `group` .. 4 `group` + 3.
 HD Words4 draw_group(const RandomKey& key, uint64_t group) {
-  return philox({{static_cast<uint32_t>(group), static_cast<uint32_t>(group >> 32), key.step, key.leaf}},
-                static_cast<uint32_t>(key.key), static_cast<uint32_t>(key.key >> 32));
+  return philox(
+      {{static_cast<uint32_t>(group), static_cast<uint32_t>(group >> 32), key.step, key.leaf}},
+      static_cast<uint32_t>(key.key), static_cast<uint32_t>(key.key >> 32));
 }
 
 // The draw of one element.
