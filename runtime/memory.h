@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/tensor.h"
@@ -28,7 +29,8 @@ class Buffer {
   ~Buffer() { reset(); }
   Buffer(Buffer&& other) noexcept { swap(other); }
   Buffer& operator=(Buffer&& other) noexcept {
-    swap(other);
+    Buffer taken(std::move(other));
+    swap(taken);  // the old bytes go with `taken`, now
     return *this;
   }
   explicit operator bool() const { return memory_ != nullptr; }
