@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "kernels/cpu/onednn.h"
 #include "kernels/cpu/tiles.h"
@@ -24,6 +25,8 @@ struct View {
   View row(int64_t i) const {
     return {data + i * ld * static_cast<int64_t>(size_of(dtype)), dtype, ld};
   }
+  // The same memory with rows of n elements.
+  View dense(int64_t n) const { return {data, dtype, n}; }
   float* fp32() const { return reinterpret_cast<float*>(data); }
   Bf16* bf16() const { return reinterpret_cast<Bf16*>(data); }
 };
@@ -73,7 +76,7 @@ struct Problem {
     dropout.keep_scale = static_cast<float>(1 / (1 - p));
   }
 
-  bool direct() const { return operands == dtype; }
+  bool direct() const { return dtype == Dtype::fp32; }  // no copies of heads
 
   // Part 0, 1, ... of a head in a [B, T, parts x C] tensor.
   View head(ConstTensor t, int64_t b, int64_t h, int64_t part) const {
@@ -84,11 +87,17 @@ struct Problem {
     return view;
   }
 
-  // A head as an operand: itself, or widened into `scratch`.
+  // A head as an operand: fp32 in place; 16-bit copied into dense `scratch`, which is what oneDNN
+  // multiplies fastest, widened where the operands are fp32.
   View operand(View head, View scratch) const {
     if (direct()) return head;
     for (int64_t i = 0; i < time; ++i) {
-      tiles.widen(scratch.row(i).fp32(), head.row(i).data, dtype, size);
+      if (operands == dtype) {
+        std::memcpy(scratch.row(i).data, head.row(i).data,
+                    static_cast<size_t>(size) * size_of(dtype));
+      } else {
+        tiles.widen(scratch.row(i).fp32(), head.row(i).data, dtype, size);
+      }
     }
     return scratch;
   }
@@ -103,20 +112,21 @@ struct Problem {
   // A block of fp32 rows as an operand: itself, or rounded into `scratch`.
   View rounded(View block, View scratch, int64_t rows, int64_t columns) const {
     if (operands == Dtype::fp32) return block;
+    scratch.ld = columns;
     for (int64_t i = 0; i < rows; ++i) {
       tiles.narrow(scratch.row(i).data, block.row(i).fp32(), operands, columns);
     }
     return scratch;
   }
 
-  // c[m, n] = op(a) op(b), in the operands' dtype.
+  // c[m, n] = op(a) op(b), c in fp32.
   void product(View c, int64_t m, int64_t n, int64_t k, View a, bool transpose_a, View b,
                bool transpose_b, bool accumulate) const {
     const GemmShape shape = {m, n, k, transpose_a, transpose_b, a.ld, b.ld, c.ld};
     if (operands == Dtype::fp32) {
       gemm_fp32(shape, c.fp32(), a.fp32(), b.fp32(), accumulate, isa);
     } else {
-      gemm_bf16(shape, c.data, c.dtype, a.bf16(), b.bf16(), nullptr, accumulate, isa);
+      gemm_bf16(shape, c.fp32(), a.bf16(), b.bf16(), accumulate, isa);
     }
   }
 
@@ -126,7 +136,6 @@ struct Problem {
     return out;
   }
 
-  int64_t columns() const { return (time + 15) / 16 * 16; }  // of a block of scores in memory
   int64_t keys(int64_t end) const { return causal ? end : time; }
   int64_t valid(int64_t i) const { return causal ? i + 1 : time; }
 };
@@ -135,11 +144,11 @@ struct ForwardScratch {
   View q, k, v, scores, rounded, out;
   ForwardScratch(Scratch& s, const Problem& p) {
     if (!p.direct()) {
-      for (View* view : {&q, &k, &v}) *view = s.take(p.time, p.size, Dtype::fp32);
+      for (View* view : {&q, &k, &v}) *view = s.take(p.time, p.size, p.operands);
       out = s.take(kRows, p.size, Dtype::fp32);
     }
-    scores = s.take(kRows, p.columns(), Dtype::fp32);
-    if (p.operands != Dtype::fp32) rounded = s.take(kRows, p.columns(), p.operands);
+    scores = s.take(kRows, p.time, Dtype::fp32);
+    if (p.operands != Dtype::fp32) rounded = s.take(kRows, p.time, p.operands);
   }
 };
 
@@ -152,12 +161,13 @@ void forward_head(const Problem& p, Tensor out, Tensor lse, ConstTensor qkv, int
   float* lse_row = lse.as<float>() + (b * p.heads + h) * p.time;
   for (int64_t begin = 0; begin < p.time; begin += kRows) {
     const int64_t rows = std::min(kRows, p.time - begin), keys = p.keys(begin + rows);
-    p.product(s.scores, rows, keys, p.size, q.row(begin), false, k, true, false);
+    const View scores = s.scores.dense(keys);
+    p.product(scores, rows, keys, p.size, q.row(begin), false, k, true, false);
     for (int64_t i = 0; i < rows; ++i) {
-      lse_row[begin + i] = p.tiles.softmax_row(s.scores.row(i).fp32(), p.valid(begin + i), keys,
+      lse_row[begin + i] = p.tiles.softmax_row(scores.row(i).fp32(), p.valid(begin + i), keys,
                                                p.scale, p.row_dropout(b, h, begin + i));
     }
-    const View probs = p.rounded(s.scores, s.rounded, rows, keys);
+    const View probs = p.rounded(scores, s.rounded, rows, keys);
     const View block = p.direct() ? out_head.row(begin) : s.out;
     p.product(block, rows, p.size, keys, probs, false, v, false, false);
     if (!p.direct()) p.store(out_head.row(begin), s.out, rows);
@@ -168,13 +178,13 @@ struct BackwardScratch {
   View q, k, v, dout, scores, dprobs, rounded_probs, rounded_dscores, dq, dk, dv, row;
   BackwardScratch(Scratch& s, const Problem& p) {
     if (!p.direct()) {
-      for (View* view : {&q, &k, &v, &dout}) *view = s.take(p.time, p.size, Dtype::fp32);
+      for (View* view : {&q, &k, &v, &dout}) *view = s.take(p.time, p.size, p.operands);
       dq = s.take(kRows, p.size, Dtype::fp32);
     }
-    for (View* view : {&scores, &dprobs}) *view = s.take(kRows, p.columns(), Dtype::fp32);
+    for (View* view : {&scores, &dprobs}) *view = s.take(kRows, p.time, Dtype::fp32);
     if (p.operands != Dtype::fp32) {
-      rounded_probs = s.take(kRows, p.columns(), p.operands);
-      rounded_dscores = s.take(kRows, p.columns(), p.operands);
+      rounded_probs = s.take(kRows, p.time, p.operands);
+      rounded_dscores = s.take(kRows, p.time, p.operands);
     }
     for (View* view : {&dk, &dv}) *view = s.take(p.time, p.size, Dtype::fp32);
     row = s.take(2, p.size, Dtype::fp32);
@@ -197,20 +207,21 @@ void backward_head(const Problem& p, Tensor dqkv, ConstTensor dout, ConstTensor 
   for (int64_t begin = 0; begin < p.time; begin += kRows) {
     const int64_t rows = std::min(kRows, p.time - begin), keys = p.keys(begin + rows);
     const View dout_block = dout_operand.row(begin);
-    p.product(s.scores, rows, keys, p.size, q.row(begin), false, k, true, false);
-    p.product(s.dprobs, rows, keys, p.size, dout_block, false, v, true, false);
+    const View scores = s.scores.dense(keys), dprobs = s.dprobs.dense(keys);
+    p.product(scores, rows, keys, p.size, q.row(begin), false, k, true, false);
+    p.product(dprobs, rows, keys, p.size, dout_block, false, v, true, false);
     for (int64_t i = 0; i < rows; ++i) {
       // sum_j P dP of a row equals dout . out (Dao et al. 2022, FlashAttention, appendix B.2).
       float *x = s.row.row(0).fp32(), *y = s.row.row(1).fp32();
       p.tiles.widen(x, dout_head.row(begin + i).data, p.dtype, p.size);
       p.tiles.widen(y, out_head.row(begin + i).data, p.dtype, p.size);
       const float delta = p.tiles.dot(x, y, p.size);
-      p.tiles.softmax_backward_row(s.scores.row(i).fp32(), s.dprobs.row(i).fp32(),
-                                   p.valid(begin + i), keys, p.scale, lse_row[begin + i], delta,
+      p.tiles.softmax_backward_row(scores.row(i).fp32(), dprobs.row(i).fp32(), p.valid(begin + i),
+                                   keys, p.scale, lse_row[begin + i], delta,
                                    p.row_dropout(b, h, begin + i));
     }
-    const View probs = p.rounded(s.scores, s.rounded_probs, rows, keys);
-    const View dscores = p.rounded(s.dprobs, s.rounded_dscores, rows, keys);
+    const View probs = p.rounded(scores, s.rounded_probs, rows, keys);
+    const View dscores = p.rounded(dprobs, s.rounded_dscores, rows, keys);
     p.product(s.dv, keys, p.size, rows, probs, true, dout_block, false, true);
     p.product(s.dk, keys, p.size, rows, dscores, true, q.row(begin), false, true);
     const View dq = p.direct() ? dq_head.row(begin) : s.dq;

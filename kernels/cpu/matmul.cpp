@@ -11,8 +11,8 @@
 namespace shardrun::cpu {
 namespace {
 
-// 16-bit operands are widened this much of the shared dimension at a time.
-constexpr int64_t kWidened = 1024;
+// Operands are widened this much of the shared dimension at a time, to stay in a core's cache.
+constexpr int64_t kStretch = 1024;
 
 // A stored matrix: where it is, and its leading dimension.
 struct Matrix {
@@ -38,7 +38,9 @@ struct Product {
   ConstTensor bias;
   int64_t m, n, k;
   bool transpose_a, transpose_b, accumulate;
+  bool bf16;  // multiplied as such
   Isa isa;
+  const Tiles& tiles;
 };
 
 // Rows [row, row + rows) and columns [column, column + columns) of c.
@@ -46,8 +48,8 @@ struct Tile {
   int64_t row, column, rows, columns;
 };
 
-// A tile of 256 x 256 reaches oneDNN's peak within a few percent; products with few of them take
-// smaller ones, so that there is work for several threads.
+// A tile of 256 x 256 comes near to oneDNN's peak; products with few of them take smaller ones, so
+// that there is work for several threads.
 struct TileSize {
   int64_t rows = 256, columns = 256;
 };
@@ -64,74 +66,77 @@ TileSize tile_size(int64_t m, int64_t n) {
   return size;
 }
 
-// Copies a block of a stored matrix into fp32.
-void widen_block(float* out, const Matrix& from, int64_t row, int64_t rows, int64_t column,
-                 int64_t columns, const Tiles& tiles) {
+// Sets rows to the bias (zero without one), or adds it to them.
+void start_rows(float* c, int64_t ldc, const float* bias, const Tile& t, bool add,
+                const Tiles& tiles) {
+  for (int64_t i = 0; i < t.rows; ++i) {
+    float* row = c + i * ldc;
+    if (!add && bias != nullptr) std::copy_n(bias, t.columns, row);
+    if (!add && bias == nullptr) std::fill_n(row, t.columns, 0.0f);
+    if (add && bias != nullptr) tiles.add(row, bias, t.columns);
+  }
+}
+
+// fp32 needs no packing: oneDNN is as fast on views.
+void tile_fp32(const Product& p, const Tile& t, const float* bias) {
+  float* c = p.c.at<float>(t.row, t.column);
+  const bool start = bias != nullptr || p.k == 0;
+  if (start) start_rows(c, p.c.ld, bias, t, p.accumulate, p.tiles);
+  if (p.k == 0) return;
+  const float* a = p.transpose_a ? p.a.at<float>(0, t.row) : p.a.at<float>(t.row, 0);
+  const float* b = p.transpose_b ? p.b.at<float>(t.column, 0) : p.b.at<float>(0, t.column);
+  gemm_fp32({t.rows, t.columns, p.k, p.transpose_a, p.transpose_b, p.a.ld, p.b.ld, p.c.ld}, c, a, b,
+            start || p.accumulate, p.isa);
+}
+
+// A block of a stored 16-bit matrix, widened into dense rows.
+const float* widen_block(float* out, const Matrix& from, int64_t row, int64_t rows, int64_t column,
+                         int64_t columns, const Tiles& tiles) {
   for (int64_t i = 0; i < rows; ++i) {
     tiles.widen(out + i * columns, from.at(row + i, column), from.dtype, columns);
   }
+  return out;
 }
 
-// Sets rows of c to the bias, or adds the bias to them.
-void start_rows(float* c, int64_t ldc, const float* bias, int64_t rows, int64_t columns, bool add) {
-  for (int64_t i = 0; i < rows; ++i) {
-    float* row = c + i * ldc;
-    for (int64_t j = 0; j < columns; ++j) {
-      const float start = bias != nullptr ? bias[j] : 0.0f;
-      row[j] = add ? row[j] + start : start;
-    }
+void sum_widened(const Product& p, const Tile& t, float* sums, bool add, float* room_a,
+                 float* room_b) {
+  for (int64_t begin = 0; begin < p.k; begin += kStretch, add = true) {
+    const int64_t k = std::min(kStretch, p.k - begin);
+    const float* a = p.transpose_a ? widen_block(room_a, p.a, begin, k, t.row, t.rows, p.tiles)
+                                   : widen_block(room_a, p.a, t.row, t.rows, begin, k, p.tiles);
+    const float* b = p.transpose_b
+                         ? widen_block(room_b, p.b, t.column, t.columns, begin, k, p.tiles)
+                         : widen_block(room_b, p.b, begin, k, t.column, t.columns, p.tiles);
+    const int64_t lda = p.transpose_a ? t.rows : k, ldb = p.transpose_b ? k : t.columns;
+    gemm_fp32({t.rows, t.columns, k, p.transpose_a, p.transpose_b, lda, ldb, t.columns}, sums, a, b,
+              add, p.isa);
   }
 }
 
-// fp32 in place, or 16-bit operands widened into scratch a stretch of the shared dimension at a time.
-void tile_fp32(const Product& p, const Tile& t, const float* bias, float* scratch,
-               const Tiles& tiles) {
-  const bool narrow = p.c.dtype != Dtype::fp32;
-  float* c = narrow ? scratch : p.c.at<float>(t.row, t.column);
-  const int64_t ldc = narrow ? t.columns : p.c.ld;
-
-  const bool start = bias != nullptr || p.k == 0;
-  if (start) start_rows(c, ldc, bias, t.rows, t.columns, p.accumulate);
-  bool add = start || p.accumulate;
-  if (p.a.dtype == Dtype::fp32) {
-    if (p.k > 0) {
-      const float* a = p.transpose_a ? p.a.at<float>(0, t.row) : p.a.at<float>(t.row, 0);
-      const float* b = p.transpose_b ? p.b.at<float>(t.column, 0) : p.b.at<float>(0, t.column);
-      gemm_fp32({t.rows, t.columns, p.k, p.transpose_a, p.transpose_b, p.a.ld, p.b.ld, ldc}, c, a,
-                b, add, p.isa);
-    }
-    return;
+// 16-bit operands: summed in fp32 scratch, rounded or added to c at the end. `room` holds the sums,
+// then the two widened operands. bf16 that oneDNN multiplies stays where it is: its copies into dense
+// memory were measured to cost as much as its faster kernel for dense matrices saves.
+void tile_16bit(const Product& p, const Tile& t, const float* bias, float* room) {
+  float* sums = room;
+  const bool add = bias != nullptr || p.k == 0;
+  if (add) start_rows(sums, t.columns, bias, t, false, p.tiles);
+  if (!p.bf16) {
+    float* room_a = sums + t.rows * t.columns;
+    sum_widened(p, t, sums, add, room_a, room_a + t.rows * kStretch);
+  } else if (p.k > 0) {
+    const Bf16* a = p.transpose_a ? p.a.at<Bf16>(0, t.row) : p.a.at<Bf16>(t.row, 0);
+    const Bf16* b = p.transpose_b ? p.b.at<Bf16>(t.column, 0) : p.b.at<Bf16>(0, t.column);
+    gemm_bf16({t.rows, t.columns, p.k, p.transpose_a, p.transpose_b, p.a.ld, p.b.ld, t.columns},
+              sums, a, b, add, p.isa);
   }
-  for (int64_t begin = 0; begin < p.k; begin += kWidened) {
-    const int64_t k = std::min(kWidened, p.k - begin);
-    float* a_wide = scratch + t.rows * t.columns;
-    float* b_wide = a_wide + t.rows * k;
-    if (p.transpose_a) {
-      widen_block(a_wide, p.a, begin, k, t.row, t.rows, tiles);
-    } else {
-      widen_block(a_wide, p.a, t.row, t.rows, begin, k, tiles);
-    }
-    if (p.transpose_b) {
-      widen_block(b_wide, p.b, t.column, t.columns, begin, k, tiles);
-    } else {
-      widen_block(b_wide, p.b, begin, k, t.column, t.columns, tiles);
-    }
-    gemm_fp32({t.rows, t.columns, k, p.transpose_a, p.transpose_b, p.transpose_a ? t.rows : k,
-               p.transpose_b ? k : t.columns, ldc},
-              c, a_wide, b_wide, add, p.isa);
-    add = true;
-  }
-  if (!narrow) return;
   for (int64_t i = 0; i < t.rows; ++i) {
-    tiles.narrow(p.c.at(t.row + i, t.column), c + i * ldc, p.c.dtype, t.columns);
+    const float* from = sums + i * t.columns;
+    if (p.accumulate) {
+      p.tiles.add(p.c.at<float>(t.row + i, t.column), from, t.columns);
+    } else {
+      p.tiles.narrow(p.c.at(t.row + i, t.column), from, p.c.dtype, t.columns);
+    }
   }
-}
-
-void tile_bf16(const Product& p, const Tile& t, const float* bias) {
-  const Bf16* a = p.transpose_a ? p.a.at<Bf16>(0, t.row) : p.a.at<Bf16>(t.row, 0);
-  const Bf16* b = p.transpose_b ? p.b.at<Bf16>(t.column, 0) : p.b.at<Bf16>(0, t.column);
-  gemm_bf16({t.rows, t.columns, p.k, p.transpose_a, p.transpose_b, p.a.ld, p.b.ld, p.c.ld},
-            p.c.at(t.row, t.column), p.c.dtype, a, b, bias, p.accumulate, p.isa);
 }
 
 }  // namespace
@@ -148,40 +153,40 @@ void matmul(Tensor c, ConstTensor a, bool transpose_a, ConstTensor b, bool trans
                      transpose_a,
                      transpose_b,
                      accumulate,
-                     stream.isa()};
+                     a.dtype() == Dtype::bf16 && has_gemm_bf16(stream.isa()),
+                     stream.isa(),
+                     tiles_of(stream.isa())};
   if (p.m == 0 || p.n == 0) return;
-  const Tiles& tiles = tiles_of(stream.isa());
   const TileSize size = tile_size(p.m, p.n);
   const int64_t down = (p.m + size.rows - 1) / size.rows;
   const int64_t across = (p.n + size.columns - 1) / size.columns;
-  const bool bf16 = a.dtype() == Dtype::bf16 && p.k > 0 && has_gemm_bf16(stream.isa());
+  const bool in_place = a.dtype() == Dtype::fp32;
 
-  // Scratch of a thread: the bias in fp32, then the tile of c, then the widened operands.
-  int64_t scratch = bias.present() ? size.columns : 0;
-  if (!bf16 && a.dtype() != Dtype::fp32) {
-    scratch += size.rows * size.columns + (size.rows + size.columns) * std::min(kWidened, p.k);
-  }
+  // A thread's scratch, in floats: the bias, then what tile_16bit wants.
+  int64_t room = bias.present() ? size.columns : 0;
+  if (!in_place) room += size.rows * size.columns;
+  if (!in_place && !p.bf16) room += (size.rows + size.columns) * kStretch;
   stream.pool().run(down * across, [&](int64_t task, int thread) {
     Tile t = {task % down * size.rows, task / down * size.columns, size.rows, size.columns};
     t.rows = std::min(t.rows, p.m - t.row);
     t.columns = std::min(t.columns, p.n - t.column);
     float* memory = nullptr;
-    if (scratch > 0) {
+    if (room > 0) {
       memory = static_cast<float*>(
-          stream.pool().scratch(thread, static_cast<size_t>(scratch) * sizeof(float)));
+          stream.pool().scratch(thread, static_cast<size_t>(room) * sizeof(float)));
     }
     float* bias_fp32 = nullptr;
     if (p.bias.present()) {
       bias_fp32 = memory;
       memory += size.columns;
       const char* from = static_cast<const char*>(p.bias.data());
-      tiles.widen(bias_fp32, from + t.column * static_cast<int64_t>(size_of(p.bias.dtype())),
-                  p.bias.dtype(), t.columns);
+      p.tiles.widen(bias_fp32, from + t.column * static_cast<int64_t>(size_of(p.bias.dtype())),
+                    p.bias.dtype(), t.columns);
     }
-    if (bf16) {
-      tile_bf16(p, t, bias_fp32);
+    if (in_place) {
+      tile_fp32(p, t, bias_fp32);
     } else {
-      tile_fp32(p, t, bias_fp32, memory, tiles);
+      tile_16bit(p, t, bias_fp32, memory);
     }
   });
 }

@@ -21,7 +21,7 @@ bool has_gemm_bf16(Isa) {
   return false;
 }
 
-void gemm_bf16(const GemmShape&, void*, Dtype, const Bf16*, const Bf16*, const float*, bool, Isa) {
+void gemm_bf16(const GemmShape&, float*, const Bf16*, const Bf16*, bool, Isa) {
   throw DeviceError("bf16 matrix product: this build is without oneDNN");
 }
 

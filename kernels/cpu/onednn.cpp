@@ -118,8 +118,7 @@ void require_isa(Isa isa) {
 
 struct MatmulKey {
   GemmShape shape;
-  Dtype c_dtype;
-  bool bias, accumulate;
+  bool accumulate;
   bool operator==(const MatmulKey&) const = default;
 };
 
@@ -131,14 +130,13 @@ struct MatmulKeyHash {
     h = mix64(h, static_cast<uint64_t>(s.lda));
     h = mix64(h, static_cast<uint64_t>(s.ldb));
     h = mix64(h, static_cast<uint64_t>(s.ldc));
-    return mix64(h, static_cast<uint64_t>(s.transpose_a + 2 * s.transpose_b + 4 * key.bias +
-                                          8 * key.accumulate + 16 * static_cast<int>(key.c_dtype)));
+    return mix64(h, static_cast<uint64_t>(s.transpose_a + 2 * s.transpose_b + 4 * key.accumulate));
   }
 };
 
 struct Matmul {
   Primitive primitive;
-  Memory a, b, c, bias, scratch;
+  Memory a, b, c, scratch;
   size_t scratch_bytes = 0;
 };
 
@@ -146,8 +144,7 @@ Matmul make_matmul(const MatmulKey& key, dnnl_engine_t engine) {
   const GemmShape& s = key.shape;
   const MemoryDesc a(s.m, s.k, s.transpose_a ? 1 : s.lda, s.transpose_a ? s.lda : 1, dnnl_bf16);
   const MemoryDesc b(s.k, s.n, s.transpose_b ? 1 : s.ldb, s.transpose_b ? s.ldb : 1, dnnl_bf16);
-  const MemoryDesc c(s.m, s.n, s.ldc, 1, key.c_dtype == Dtype::bf16 ? dnnl_bf16 : dnnl_f32);
-  const MemoryDesc bias(1, s.n, s.n, 1, dnnl_f32);
+  const MemoryDesc c(s.m, s.n, s.ldc, 1, dnnl_f32);
 
   auto attributes = make<Attributes>("primitive_attr", dnnl_primitive_attr_create);
   check(dnnl_primitive_attr_set_scratchpad_mode(attributes.get(), dnnl_scratchpad_mode_user),
@@ -164,12 +161,10 @@ Matmul make_matmul(const MatmulKey& key, dnnl_engine_t engine) {
 
 #if DNNL_VERSION_MAJOR >= 3
   auto desc = make<PrimitiveDesc>("matmul_primitive_desc", dnnl_matmul_primitive_desc_create,
-                                  engine, a.get(), b.get(), key.bias ? bias.get() : nullptr,
-                                  c.get(), attributes.get());
+                                  engine, a.get(), b.get(), nullptr, c.get(), attributes.get());
 #else
   dnnl_matmul_desc_t matmul;
-  check(dnnl_matmul_desc_init(&matmul, a.get(), b.get(), key.bias ? bias.get() : nullptr, c.get()),
-        "matmul_desc");
+  check(dnnl_matmul_desc_init(&matmul, a.get(), b.get(), nullptr, c.get()), "matmul_desc");
   auto desc = make<PrimitiveDesc>("matmul_primitive_desc", dnnl_primitive_desc_create, &matmul,
                                   attributes.get(), engine, nullptr);
 #endif
@@ -184,7 +179,6 @@ Matmul make_matmul(const MatmulKey& key, dnnl_engine_t engine) {
   out.a = memory(a.get());
   out.b = memory(b.get());
   out.c = memory(c.get());
-  out.bias = memory(bias.get());
   out.scratch = memory(scratch);
   out.scratch_bytes = dnnl_memory_desc_get_size(scratch);
   return out;
@@ -257,18 +251,15 @@ bool has_gemm_bf16(Isa isa) {
   return isa >= Isa::avx512;
 }
 
-void gemm_bf16(const GemmShape& shape, void* c, Dtype c_dtype, const Bf16* a, const Bf16* b,
-               const float* bias, bool accumulate, Isa isa) {
+void gemm_bf16(const GemmShape& shape, float* c, const Bf16* a, const Bf16* b, bool accumulate,
+               Isa isa) {
   ThreadState& thread = this_thread(isa);
-  const Matmul& matmul = thread.matmul({shape, c_dtype, bias != nullptr, accumulate});
+  const Matmul& matmul = thread.matmul({shape, accumulate});
   const dnnl_exec_arg_t arguments[] = {
       argument(DNNL_ARG_SRC, matmul.a, a), argument(DNNL_ARG_WEIGHTS, matmul.b, b),
       argument(DNNL_ARG_DST, matmul.c, c),
-      argument(DNNL_ARG_SCRATCHPAD, matmul.scratch, thread.scratch(matmul.scratch_bytes)),
-      argument(DNNL_ARG_BIAS, matmul.bias, bias)};
-  check(dnnl_primitive_execute(matmul.primitive.get(), thread.queue(), bias != nullptr ? 5 : 4,
-                               arguments),
-        "matmul");
+      argument(DNNL_ARG_SCRATCHPAD, matmul.scratch, thread.scratch(matmul.scratch_bytes))};
+  check(dnnl_primitive_execute(matmul.primitive.get(), thread.queue(), 4, arguments), "matmul");
 }
 
 }  // namespace shardrun::cpu

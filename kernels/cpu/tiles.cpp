@@ -18,6 +18,10 @@ void narrow(void* out, const float* in, Dtype dtype, int64_t count) {
   write({out, dtype}, 0, in, count);
 }
 
+void add(float* __restrict to, const float* __restrict from, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) to[i] += from[i];
+}
+
 // The largest of count >= 1 numbers. A NaN may be passed over: the exponentials bring it back.
 float row_max(const float* x, int64_t count) {
   float top = x[0];
@@ -98,6 +102,6 @@ float dot(const float* a, const float* b, int64_t count) {
 
 }  // namespace
 
-const Tiles kTiles = {widen, narrow, softmax_row, softmax_backward_row, dot};
+const Tiles kTiles = {widen, narrow, add, softmax_row, softmax_backward_row, dot};
 
 }  // namespace shardrun::cpu::SHARDRUN_ISA

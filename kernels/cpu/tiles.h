@@ -24,6 +24,8 @@ struct Tiles {
   void (*widen)(float* out, const void* in, Dtype dtype, int64_t count);
   void (*narrow)(void* out, const float* in, Dtype dtype, int64_t count);
 
+  void (*add)(float* to, const float* from, int64_t count);
+
   // scores -> softmax(scores * scale) over the first `valid` columns (>= 1), with dropout, and zero
   // in the others. Returns the log of the sum of exponentials.
   float (*softmax_row)(float* scores, int64_t valid, int64_t columns, float scale,
