@@ -1,9 +1,9 @@
 // Checkpoints: saved by the training loop, read by resuming, generating and `shardrun checkpoint`.
 // A set is a folder OUT/checkpoints/step-00000100/ of
 //
-//   manifest.pb        state, and where each chunk lies; carries its own XXH3-64
+//   manifest.pb        state; where each chunk lies, and its XXH3-64; last, the manifest's own
 //   manifest.txt       the same for people, never read
-//   data-00000.bin     chunks: [begin, end) of one tensor in model space, at most 64 MiB, with XXH3-64
+//   data-00000.bin     chunks: [begin, end) of one tensor in model space, at most 64 MiB each
 //
 // in little endian. Ranks, stages and devices are not in it, so any of them loads any set.
 //
@@ -48,7 +48,7 @@ struct CheckpointState {
   int64_t skipped = 0;
   int64_t skipped_in_a_row = 0;
   std::string scaler_policy;
-  std::map<std::string, int64_t> scaler_counts;    // the scaler's own names
+  std::map<std::string, int64_t> scaler_counts;  // the scaler's own names
   std::map<std::string, double> scaler_numbers;
   uint64_t seed = 0;
   std::string precision;
@@ -64,8 +64,8 @@ struct CheckpointState {
 // written). Returns the folder of the set. A set of the same step is replaced: the two folders are
 // exchanged in one rename where the file system can, else the old one steps aside first.
 // On failure every rank throws the same error, that of the lowest failing rank with its number:
-// IoError for files, DataError where a master or moment is not finite, a tensor has a gap, an overlap
-// or two shapes.
+// IoError for files, DataError where a master or moment is not finite, a tensor has a gap, an
+// overlap or two shapes.
 std::string save_checkpoint(const std::filesystem::path& out, const CheckpointState& state,
                             std::span<const CheckpointPiece> mine, Communicator& comm);
 
@@ -78,9 +78,9 @@ std::vector<std::filesystem::path> list_checkpoints(const std::filesystem::path&
 
 // One rank calls, after a save. Removes complete sets but the `keep_last` with the largest steps
 // (0: all stay) and those whose step is a multiple of `keep_every` (0: none more), and what broken
-// saves left. Steps above `current_step` (when given) are neither counted nor removed: a run resumed
-// from an older set must not lose what it just wrote. Sets that are not complete stay for a person
-// to look at. IoError where a set cannot be removed.
+// saves left. Steps above `current_step` (when given) are neither counted nor removed: a run
+// resumed from an older set must not lose what it just wrote. Sets that are not complete stay for a
+// person to look at. IoError where a set cannot be removed.
 void rotate_checkpoints(const std::filesystem::path& out, int64_t keep_last, int64_t keep_every,
                         int64_t current_step = -1);
 
@@ -95,8 +95,8 @@ class CheckpointReader {
     Dtype dtype;
   };
 
-  // `path` is a set's folder, or an OUT folder: its newest complete set. NoInputError where there is
-  // none or a file is missing, DataError where content is wrong.
+  // `path` is a set's folder, or an OUT folder: its newest complete set. NoInputError where there
+  // is none or a file is missing, DataError where content is wrong.
   static CheckpointReader open(const std::filesystem::path& path);
   CheckpointReader(CheckpointReader&&) noexcept;
   CheckpointReader& operator=(CheckpointReader&&) noexcept;
@@ -109,8 +109,9 @@ class CheckpointReader {
   // The same, DataError where it is missing or has another shape.
   const TensorInfo& expect(const std::string& name, TensorKind kind, const Shape& shape) const;
 
-  // out = elements [begin, begin + out.numel()), on the host. Same dtype, or fp32 from bf16 (exact) or
-  // bf16 from fp32 (to nearest even). DataError for a missing tensor, a range outside it, wrong bytes.
+  // out = elements [begin, begin + out.numel()), on the host. Same dtype, or fp32 from bf16 (exact)
+  // or bf16 from fp32 (to nearest even). DataError for a missing tensor, a range outside it, wrong
+  // bytes; `out` then holds anything.
   void read(const std::string& name, TensorKind kind, int64_t begin, Tensor out);
 
  private:
@@ -120,11 +121,11 @@ class CheckpointReader {
   std::unique_ptr<Impl> impl_;
 };
 
-// XXH3-128 as 32 hex digits. [Note: checkpoint hash] Each tensor's values in model space are cut into
-// pieces of 1 MiB; the digests of the pieces in order give the tensor's, the tensors' in order of
-// name and kind, each with name, kind, dtype and shape, and then the counters by name (step,
-// applied_steps, tokens, skipped, skipped_in_a_row, scaler state, seed) give the checkpoint's.
-// World size, stage, device, chunks, files, paths and config have no part in it. `path` as for open.
+// XXH3-128 as 32 hex digits; `path` as for open. [Note: checkpoint hash] Each tensor's values in
+// model space are cut into pieces of 1 MiB; the digests of the pieces in order give the tensor's.
+// The tensors' in order of name and kind, each with name, kind, dtype and shape, and then the
+// counters by name (step, applied_steps, tokens, skipped, skipped_in_a_row, scaler state, seed)
+// give the checkpoint's. World size, stage, device, chunks, files, paths and config have no part.
 std::string checkpoint_hash(const std::filesystem::path& path);
 
 // All that is wrong with a set, one sentence each; empty: sound. Reads every byte.
