@@ -80,7 +80,10 @@ void dropout(Out out, In in, float p, RandomKey key, int64_t n, ThreadPool& pool
     const uint32_t* draw = draws(key, begin, m, words.word);
     float* y = place(out, begin, buffer_out.x);
 #pragma GCC ivdep
-    for (int64_t i = 0; i < m; ++i) y[i] = draw[i] >= threshold ? x[i] * scale : 0.0f;
+    for (int64_t i = 0; i < m; ++i) {
+      const float kept = x[i] * scale;  // outside the choice: no load depends on it
+      y[i] = draw[i] >= threshold ? kept : 0.0f;
+    }
     write(out, begin, y, m);
   });
 }
