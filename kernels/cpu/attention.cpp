@@ -14,7 +14,7 @@
 namespace shardrun::cpu {
 namespace {
 
-constexpr int64_t kRows = 64;  // of queries in a block
+constexpr int64_t kRows = 128;  // of queries in a block
 
 // A matrix inside a tensor or in scratch.
 struct View {

@@ -39,7 +39,7 @@ float row_max(const float* x, int64_t count) {
 }
 
 void zero(float* begin, float* end) {
-  for (float* x = begin; x < end; ++x) *x = 0.0f;
+  __builtin_memset(begin, 0, static_cast<size_t>(end - begin) * sizeof(float));
 }
 
 // Calls body(begin, mask, n) over [0, count): mask[j] is the factor of column begin + j.
@@ -47,12 +47,15 @@ template <typename Body>
 HD void with_mask(const RowDropout& dropout, int64_t count, Body body) {
   DrawBuffer words;
   Buffer mask;
+  const uint32_t threshold =
+      dropout.threshold;  // in registers, or the loop below is not vector code
+  const float keep_scale = dropout.keep_scale;
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t n = smaller(kBlock, count - begin);
     const uint32_t* draw =
         draws(dropout.key, static_cast<int64_t>(dropout.first) + begin, n, words.word);
     for (int64_t j = 0; j < n; ++j) {
-      mask.x[j] = draw[j] >= dropout.threshold ? dropout.keep_scale : 0.0f;
+      mask.x[j] = draw[j] >= threshold ? keep_scale : 0.0f;
     }
     body(begin, mask.x, n);
   }
