@@ -201,8 +201,8 @@ void CheckpointReader::read(const std::string& name, TensorKind kind, int64_t be
   const int64_t count = out.numel();
   const int64_t numel = info.shape.numel();
   if (begin < 0 || begin > numel || count > numel - begin) {
-    throw DataError("{}: {} of `{}`: elements [{}, {}) wanted, got {} elements",
-                    impl_->folder.string(), name_of(kind), name, begin, begin + count, numel);
+    throw DataError("{}: {} of `{}`: got {} elements, wanted {} from number {}",
+                    impl_->folder.string(), name_of(kind), name, numel, count, begin);
   }
   SHARDRUN_CHECK(out.dtype() == Dtype::fp32 || out.dtype() == Dtype::bf16,
                  "checkpoints are read as fp32 or bf16, got {}", name_of(out.dtype()));

@@ -1,10 +1,11 @@
 // Checkpoints: what was saved by any number of ranks under any split comes back, bit for bit, in
-// any range; the hash knows nothing of the split; what is damaged or cut off is found and named; and no
-// failure leaves anything but the old sets.
+// any range; the hash knows nothing of the split; what is damaged or cut off is found and named;
+// and no failure leaves anything but the old sets.
 #include "sharding/checkpoint/checkpoint.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -514,6 +515,56 @@ TEST(Checkpoint, WhatIsNotCompleteIsNeverChosen) {
   const fs::path next = save(out, model, some_state(20));
   EXPECT_EQ(newest_checkpoint(out), next);
   EXPECT_FALSE(fs::exists(parent / ".step-00000020.tmp"));
+}
+
+TEST(Checkpoint, AKillAtAnyMomentLeavesACompleteSet) {
+  const auto model = small_model();
+  std::mt19937 random(11);
+  for (int i = 0; i < 10; ++i) {
+    Folder out;
+    int ends[2];
+    ASSERT_EQ(pipe(ends), 0);
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      // Each step twice: half of the saves replace a set.
+      for (int64_t n = 2;; ++n) {
+        save(out, model, some_state(n / 2), 2);
+        const int64_t done = n / 2;
+        if (write(ends[1], &done, sizeof(done)) < 0) _exit(1);
+      }
+    }
+    close(ends[1]);
+    int64_t done = 0, next = 0;
+    ASSERT_EQ(read(ends[0], &done, sizeof(done)), static_cast<ssize_t>(sizeof(done)));
+    usleep(random() % 40000);
+    ASSERT_EQ(kill(child, SIGKILL), 0);
+    ASSERT_EQ(waitpid(child, nullptr, 0), child);
+    while (read(ends[0], &next, sizeof(next)) == static_cast<ssize_t>(sizeof(next))) done = next;
+    close(ends[0]);
+    const auto newest = newest_checkpoint(out);
+    ASSERT_TRUE(newest.has_value());
+    EXPECT_EQ(verify_checkpoint(*newest), std::vector<std::string>());
+    EXPECT_GE(CheckpointReader::open(out).state().step, done);
+  }
+}
+
+// The numbers come from another implementation of XXH3 (python3 xxhash) and the rule in the header.
+TEST(Checkpoint, HashStaysWhatItIs) {
+  Folder out;
+  Entry w{"w", TensorKind::master, {300000}, Dtype::fp32, {}};
+  for (int i = 0; i < 300000; ++i) {
+    const float value = static_cast<float>(i);
+    const auto* raw = reinterpret_cast<const std::byte*>(&value);
+    w.bytes.insert(w.bytes.end(), raw, raw + 4);
+  }
+  CheckpointState state;
+  state.step = 5;
+  state.tokens = 640;
+  state.scaler_counts = {{"good_steps", -1}};
+  state.scaler_numbers = {{"scale", 65536}};
+  state.seed = 42;
+  EXPECT_EQ(checkpoint_hash(save(out, {w}, state, 2)), "41721400484d754675922ec0d2ed058a");
 }
 
 TEST(Checkpoint, RotationKeepsTheLastAndEachSoMany) {
