@@ -80,11 +80,11 @@ void dropout(Tensor y, ConstTensor x, float p, RandomKey key, Stream& stream) {
   cpu::table_for(stream).dropout(out(y), in(x), p, key, x.numel(), stream.pool());
 }
 
-void random_normal(Tensor y, float mean, float std, RandomKey key, Stream& stream) {
+void random_normal(Tensor y, float mean, float std, RandomKey key, int64_t first, Stream& stream) {
   check_floating(y, "out");
   stream.count(60 * elements(y), bytes_of({y}));
   if (!stream.computes()) return;
-  cpu::table_for(stream).random_normal(out(y), mean, std, key, y.numel(), stream.pool());
+  cpu::table_for(stream).random_normal(out(y), mean, std, key, first, y.numel(), stream.pool());
 }
 
 }  // namespace shardrun::kernels

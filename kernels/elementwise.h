@@ -22,8 +22,8 @@ void gelu_backward(Tensor dx, ConstTensor dy, ConstTensor x, Stream& stream);
 // >= p * 2^32. Backward is the same call on dy with the same key.
 void dropout(Tensor out, ConstTensor x, float p, RandomKey key, Stream& stream);
 
-// out[e] = mean + std * z, z standard normal from draw e by the inverse of the normal distribution
+// out[i] = mean + std * z, z standard normal from draw e = first + i by the inverse of the normal distribution
 // function (Wichura, Algorithm AS 241, 1988), fp32. The key's `step` and `leaf` are taken as given.
-void random_normal(Tensor out, float mean, float std, RandomKey key, Stream& stream);
+void random_normal(Tensor out, float mean, float std, RandomKey key, int64_t first, Stream& stream);
 
 }  // namespace shardrun::kernels

@@ -1,5 +1,7 @@
 // shardrun SUBCOMMAND ...: picks the subcommand, runs it on every rank, leaves with its exit code.
 #include <cstdio>
+#include <cstdlib>
+#include <iostream>
 #include <string>
 #include <vector>
 
@@ -49,7 +51,10 @@ int run(int argc, char** argv) {
   }
   const std::string name = words[0];
   words.erase(words.begin());
-  if (name == "data") return run_data(words);
+  if (name == "data") {
+    data_command(words, std::cout);
+    return 0;
+  }
   if (name == "checkpoint") return run_checkpoint(words);
   if (name == "plan") return run_plan(words);
   for (const Subcommand& sub : kRanked) {

@@ -9,6 +9,8 @@
 #include <optional>
 #include <vector>
 
+#include "runtime/random.h"
+
 namespace shardrun {
 
 std::string host_name() {
@@ -154,6 +156,7 @@ static int run_mpi(int* argc, char*** argv, int launched, FunctionRef<int(RankCo
     world->abort(error.what());
     session->abort(static_cast<int>(error.code()));
   }
+  __builtin_unreachable();  // abort does not come back
 }
 
 int run_on_ranks(const Config& config, int* argc, char*** argv,

@@ -74,7 +74,10 @@ StepReport TrainStep::operator()(int64_t step, double lr, LeafSource& source, bo
   record.overflow = runner_->overflow();
   report.decision =
       decide(record, scaler_.scale(), leaf_nominal_, options_.update.grad_clip, comm_);
-  if (report.decision.apply()) update(step, lr, report.decision);
+  // On meta nothing is valid; the update still belongs to the plan.
+  if (report.decision.apply() || stream_.kind() == DeviceKind::meta) {
+    update(step, lr, report.decision);
+  }
   memory_.end();
 
   // After the update: the gradients were unscaled by the scale that backward used.

@@ -59,6 +59,7 @@ class TrainStep {
   int64_t applied_steps() const { return applied_steps_; }
   void set_applied_steps(int64_t n) { applied_steps_ = n; }
   LossScaler& scaler() { return scaler_; }
+  const LossScaler& scaler() const { return scaler_; }
   ShardState& state() { return *state_; }
   ShardedRunner& runner() { return *runner_; }
   const LeafPlan& leaves() const { return leaves_; }

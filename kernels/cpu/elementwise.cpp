@@ -88,11 +88,12 @@ void dropout(Out out, In in, float p, RandomKey key, int64_t n, ThreadPool& pool
   });
 }
 
-void random_normal(Out out, float mean, float std, RandomKey key, int64_t n, ThreadPool& pool) {
+void random_normal(Out out, float mean, float std, RandomKey key, int64_t first, int64_t n,
+                   ThreadPool& pool) {
   for_blocks(pool, n, [&](int64_t begin, int64_t m) {
     Buffer buffer;
     DrawBuffer words;
-    const uint32_t* draw = draws(key, begin, m, words.word);
+    const uint32_t* draw = draws(key, first + begin, m, words.word);
     float* y = place(out, begin, buffer.x);
 #pragma GCC ivdep
     for (int64_t i = 0; i < m; ++i) y[i] = mean + std * math::normal_from_draw(draw[i]);

@@ -54,7 +54,8 @@ struct Table {
   void (*gelu_forward)(Out out, In x, int64_t n, ThreadPool& pool);
   void (*gelu_backward)(Out dx, In dy, In x, int64_t n, ThreadPool& pool);
   void (*dropout)(Out out, In x, float p, RandomKey key, int64_t n, ThreadPool& pool);
-  void (*random_normal)(Out out, float mean, float std, RandomKey key, int64_t n, ThreadPool& pool);
+  void (*random_normal)(Out out, float mean, float std, RandomKey key, int64_t first, int64_t n,
+                        ThreadPool& pool);
 
   void (*layer_norm_forward)(Out y, float* mean, float* rstd, In x, In weight, In bias, float eps,
                              int64_t rows, int64_t columns, ThreadPool& pool);

@@ -16,7 +16,7 @@ class RankDevice {
   RankDevice(const Config& config, const RankContext& ranks);
 
   Stream& stream() { return stream_; }
-  ThreadPool& pool() { return pool_; }
+  int threads() const { return pool_.threads(); }
   // Records `rehearsal` on the device kind meta with a communicator that moves nothing, plans every
   // offset, and makes the arena. The rehearsal runs each program once.
   void plan_memory(const RankContext& ranks,

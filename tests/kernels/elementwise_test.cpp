@@ -159,7 +159,7 @@ TEST(Elementwise, RandomNormal) {
     for (int64_t n : kSizes) {
       const std::vector<Array> y = same_everywhere([&](Stream& stream) {
         Array out(dtype, {n});
-        kernels::random_normal(out.tensor(), 1.0f, 0.5f, key, stream);
+        kernels::random_normal(out.tensor(), 1.0f, 0.5f, key, 0, stream);
         return std::vector<Array>{out};
       });
       double sum = 0, squares = 0;

@@ -1,0 +1,100 @@
+// `shardrun plan`: what one rank of a job will hold, compute and send, for any world size, stage and
+// model, on this machine alone. The step runs on the device kind meta; what it records is the plan that
+// the job itself replays.
+#include <cstdio>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "launch/commands.h"
+#include "launch/data/tokenizer.h"
+#include "launch/train/job.h"
+
+namespace shardrun {
+namespace {
+
+class NoLeaves : public LeafSource {  // meta never asks
+  void training_leaf(int64_t, int64_t, Tensor, Tensor) override {}
+  void evaluation_leaf(int64_t, Tensor, Tensor) override {}
+};
+
+std::map<std::string, size_t> by_label(const std::vector<MemoryPlan::Block>& blocks) {
+  std::map<std::string, size_t> sums;
+  for (const MemoryPlan::Block& block : blocks) sums[block.label] += block.bytes;
+  return sums;
+}
+
+}  // namespace
+
+int run_plan(const std::vector<std::string>& words) {
+  const CommandLine line = parse_command_line(words);
+  if (line.help) {
+    std::printf("shardrun plan: memory, FLOPs and traffic of a rank\n\n%s", flags_help().c_str());
+    return 0;
+  }
+  if (!line.operands.empty()) {
+    throw UsageError("plan: got '{}', wanted flags or one CONFIG.textproto", line.operands[0]);
+  }
+  const Config config = with_defaults(line.config);
+  const int world = config.has_world_size() ? static_cast<int>(config.world_size()) : 1;
+  const GptConfig gpt = gpt_config(config, make_tokenizer(config.tokenizer())->vocabulary());
+  const Gpt model(gpt);
+  const BatchPlan batch = resolve_batch(config, world);
+  const StepOptions options = step_options(config, batch, world, gpt.context);
+
+  ThreadPool pool(1);
+  Stream stream(DeviceKind::meta, detect_isa(), &pool);
+  RecordingMemory recorder;
+  const auto comm = make_meta_communicator(0, world, "mpi");
+  NoLeaves leaves;
+  TrainStep step(model, options, scaler_policy(config), *comm, recorder, stream);
+  step.initialize();
+  const WorkCount before = stream.work();
+  const Traffic traffic_before = comm->traffic();
+  step(0, 1e-3, leaves);
+  const double flops = stream.work().flops - before.flops;
+  const double sent = comm->traffic().sent_bytes - traffic_before.sent_bytes;
+  const MemoryPlan plan = recorder.plan();
+
+  if (config.json()) {
+    nlohmann::ordered_json json{{"model", config.model()},
+                                {"parameters", model.parameter_count()},
+                                {"world_size", world},
+                                {"zero", config.zero()},
+                                {"precision", config.precision()},
+                                {"arena_bytes", plan.arena_bytes()},
+                                {"persistent_bytes", plan.persistent_bytes},
+                                {"persistent", by_label(plan.persistent)},
+                                {"flops_per_step", flops},
+                                {"sent_bytes_per_step", sent}};
+    for (const MemoryPlan::Program& program : plan.programs) {
+      json["programs"][program.name] = {{"arena_bytes", program.arena_bytes},
+                                        {"lower_bound_bytes", program.peak_bytes},
+                                        {"allocations", program.blocks.size()}};
+    }
+    std::printf("%s\n", json.dump(2).c_str());
+    return 0;
+  }
+  std::printf("%s, %s parameters, %d rank%s, zero %d, %s\n", config.model().c_str(),
+              count_text(static_cast<double>(model.parameter_count())).c_str(), world,
+              world == 1 ? "" : "s", static_cast<int>(config.zero()), config.precision().c_str());
+  std::printf("memory of a rank: %s\n  kept: %s\n",
+              bytes_text(static_cast<double>(plan.arena_bytes())).c_str(),
+              bytes_text(static_cast<double>(plan.persistent_bytes)).c_str());
+  for (const auto& [label, bytes] : by_label(plan.persistent)) {
+    std::printf("    %-22s %s\n", label.c_str(), bytes_text(static_cast<double>(bytes)).c_str());
+  }
+  for (const MemoryPlan::Program& program : plan.programs) {
+    std::printf("  %-12s %s, %.1f %% above what is alive at once\n", program.name.c_str(),
+                bytes_text(static_cast<double>(program.arena_bytes)).c_str(),
+                program.peak_bytes ? 100.0 * (static_cast<double>(program.arena_bytes) /
+                                                  static_cast<double>(program.peak_bytes) -
+                                              1.0)
+                                   : 0.0);
+  }
+  std::printf("a step of this rank: %lld micro-steps, %sFLOP, %s sent\n",
+              static_cast<long long>(batch.micro_steps), count_text(flops).c_str(),
+              bytes_text(sent).c_str());
+  return 0;
+}
+
+}  // namespace shardrun

@@ -1,0 +1,330 @@
+#include "launch/train/trainer.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+
+#include "kernels/loss.h"
+#include "launch/commands.h"
+#include "launch/train/environment.h"
+
+namespace shardrun {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+// ---- data as leaves
+
+DatasetLeaves::DatasetLeaves(const Dataset& training, const Dataset& validation,
+                             int64_t global_batch, int64_t micro_batch, bool one_batch)
+    : training_(training),
+      validation_(validation),
+      global_batch_(global_batch),
+      micro_batch_(micro_batch),
+      one_batch_(one_batch) {}
+
+void DatasetLeaves::training_leaf(int64_t step, int64_t leaf, Tensor tokens, Tensor targets) {
+  const size_t length = static_cast<size_t>(training_.seq_len());
+  const int64_t first = first_sample(one_batch_ ? 0 : step, global_batch_, leaf, micro_batch_);
+  for (int64_t row = 0; row < micro_batch_; ++row) {
+    training_.fill(first + row, {tokens.as<int32_t>() + row * length, length},
+                   {targets.as<int32_t>() + row * length, length});
+  }
+}
+
+int64_t DatasetLeaves::evaluation_leaves() const {
+  return (validation_.evaluation_windows() + micro_batch_ - 1) / micro_batch_;
+}
+
+void DatasetLeaves::evaluation_leaf(int64_t leaf, Tensor tokens, Tensor targets) {
+  const size_t length = static_cast<size_t>(validation_.seq_len());
+  for (int64_t row = 0; row < micro_batch_; ++row) {
+    const int64_t window = leaf * micro_batch_ + row;
+    const std::span<int32_t> in{tokens.as<int32_t>() + row * length, length};
+    const std::span<int32_t> out{targets.as<int32_t>() + row * length, length};
+    if (window < validation_.evaluation_windows()) {
+      validation_.fill_evaluation(window, in, out);
+    } else {  // the last leaf may have rows to spare
+      std::fill(in.begin(), in.end(), 0);
+      std::fill(out.begin(), out.end(), kernels::kIgnoreTarget);
+    }
+  }
+}
+
+// ---- set-up
+
+namespace {
+
+std::atomic<int> stop_signal{0};
+
+// The second signal leaves at once.
+void on_signal(int number) {
+  if (stop_signal.exchange(number) != 0) std::_Exit(128 + number);
+}
+
+}  // namespace
+
+Trainer::Trainer(const Config& given, RankContext& ranks)
+    : config_(with_defaults(given)), ranks_(ranks), device_(config_, ranks) {
+  require_equal(ranks.comm, "the configuration", to_textproto(config_));
+  agree(ranks.comm, [&] {
+    batch_ = resolve_batch(config_, ranks.comm.size());
+    config_.set_micro_batch(batch_.micro_batch);
+    config_.set_global_batch(batch_.global_batch);
+    open_data();
+  });
+  agree(ranks.comm, [&] { open_out(); });
+  agree(ranks.comm, [&] { make_step(); });
+  require_equal(ranks.comm, "the numerics key", numerics_key_);
+  resume();
+  print_header();
+  for (int number : {SIGUSR1, SIGTERM, SIGINT}) std::signal(number, on_signal);
+}
+
+void Trainer::open_data() {
+  if (!config_.has_data()) throw UsageError("train: --data is missing, wanted a text or token file");
+  if (!config_.has_out() && !config_.dry_run()) {
+    throw UsageError("train: --out is missing, wanted a folder for checkpoints and metrics");
+  }
+  tokenizer_ = make_tokenizer(config_.tokenizer());
+  data_.emplace(config_.data(), config_.has_val_data() ? config_.val_data() : "", *tokenizer_);
+  const GptConfig gpt = gpt_config(config_, tokenizer_->vocabulary());
+  // What is resolved is written down: a checkpoint's config alone rebuilds the model.
+  config_.set_vocab(gpt.vocabulary);
+  config_.set_seq_len(gpt.context);
+  training_.emplace(
+      data_->training(gpt.context, gpt.vocabulary, static_cast<uint64_t>(config_.seed())));
+  validation_.emplace(data_->validation(gpt.context, gpt.vocabulary));
+  training_->samples_per_epoch();
+  if (config_.eval_every() > 0) validation_->evaluation_windows();
+  leaves_.emplace(*training_, *validation_, batch_.global_batch, batch_.micro_batch,
+                  config_.overfit_one_batch());
+  model_ = std::make_unique<Gpt>(gpt);
+}
+
+void Trainer::open_out() {
+  if (config_.dry_run() || !ranks_.leads()) return;
+  const fs::path out = config_.out();
+  std::error_code error;
+  fs::create_directories(out / "checkpoints", error);
+  if (error || ::access(out.c_str(), W_OK) != 0) {
+    throw CannotCreateError("--out {}: cannot create or write the folder ({})", out.string(),
+                            error ? error.message() : "not writable");
+  }
+  if (config_.resume() == "no" && newest_checkpoint(out)) {
+    throw ConfigError(
+        "--resume no: {} holds checkpoints of an earlier run; continue it with --resume auto, or "
+        "choose another --out",
+        out.string());
+  }
+}
+
+void Trainer::make_step() {
+  options_ = step_options(config_, batch_, ranks_.comm.size(), config_.seq_len());
+  numerics_key_ = numerics_key(config_, options_, device_.stream());
+  const double min_lr = config_.has_min_lr()                ? config_.min_lr()
+                        : config_.schedule() == "constant" ? config_.lr()
+                                                           : config_.lr() / 10;
+  schedule_.emplace(ScheduleSettings{.kind = schedule_kind(config_.schedule()),
+                                     .lr = config_.lr(),
+                                     .min_lr = min_lr,
+                                     .warmup = config_.warmup(),
+                                     .steps = config_.steps()});
+  const std::string policy = scaler_policy(config_);
+  device_.plan_memory(ranks_, [&](Communicator& comm, Memory& memory, Stream& stream) {
+    TrainStep rehearsal(*model_, options_, policy, comm, memory, stream);
+    rehearsal.initialize();
+    rehearsal(0, config_.lr(), *leaves_);
+    rehearsal.evaluate(1, *leaves_);
+  });
+  step_ = std::make_unique<TrainStep>(*model_, options_, policy, ranks_.comm, device_.memory(),
+                                      device_.stream());
+}
+
+void Trainer::resume() {
+  std::optional<fs::path> from;
+  agree(ranks_.comm, [&] {
+    if (config_.dry_run() || config_.resume() == "no") return;
+    if (config_.resume() == "auto") {
+      from = newest_checkpoint(config_.out());
+    } else {
+      from = config_.resume();
+    }
+  });
+  require_equal(ranks_.comm, "the checkpoint to resume from", from ? from->string() : "");
+  step_->initialize();
+  agree(ranks_.comm, [&] {
+    if (from) {
+      CheckpointReader reader = CheckpointReader::open(*from);
+      restore(*step_, reader);
+      first_step_ = reader.state().step;
+      last_saved_ = first_step_;
+      resumed_from_ = reader.folder().string();
+      if (ranks_.leads() && reader.state().numerics_key != numerics_key_) {
+        std::fprintf(stderr,
+                     "warning: %s was written with other numerics; the run goes on, its bits differ "
+                     "from an undisturbed one\n  then: %s\n  now:  %s\n",
+                     resumed_from_.c_str(), reader.state().numerics_key.c_str(),
+                     numerics_key_.c_str());
+      }
+    } else if (config_.has_init_from()) {
+      CheckpointReader reader = CheckpointReader::open(config_.init_from());
+      restore_parameters(*step_, reader);
+    }
+  });
+  step_->state().refresh_compute(true, ranks_.comm, device_.stream());
+  agree(ranks_.comm, [&] {
+    if (config_.dry_run() || !ranks_.leads()) return;
+    const fs::path out = config_.out();
+    std::ofstream(out / "config.textproto") << to_textproto(config_);
+    std::ofstream(out / "env.json") << environment_json(ranks_, device_, numerics_key_);
+    metrics_ = std::make_unique<MetricsWriter>((out / "metrics.jsonl").string(), first_step_);
+  });
+}
+
+void Trainer::print_header() const {
+  if (!ranks_.leads()) return;
+  const int world = ranks_.comm.size();
+  std::printf("shardrun %s, %d rank%s over %s, %d thread%s each, %s\n", version(), world,
+              world == 1 ? "" : "s", ranks_.comm.transport(), device_.threads(),
+              device_.threads() == 1 ? "" : "s", numerics_key_.c_str());
+  std::printf("model: %s, %lld parameters in %zu units, vocabulary %lld, sequence %lld\n",
+              config_.model().c_str(), static_cast<long long>(model_->parameter_count()),
+              model_->units().size(), static_cast<long long>(model_->vocabulary()),
+              static_cast<long long>(options_.seq_len));
+  std::printf("%s\n", decay_text(*model_).c_str());
+  std::printf("data: %lld training tokens, %lld held out; %lld leaves of %lld sequences a step, "
+              "%lld micro-step%s\n",
+              static_cast<long long>(training_->tokens()),
+              static_cast<long long>(validation_->tokens()), static_cast<long long>(batch_.leaves),
+              static_cast<long long>(batch_.micro_batch),
+              static_cast<long long>(batch_.micro_steps), batch_.micro_steps == 1 ? "" : "s");
+  std::printf("memory of a rank: %s kept, %s in a step (%s)\n",
+              bytes_text(static_cast<double>(device_.plan().persistent_bytes)).c_str(),
+              bytes_text(static_cast<double>(device_.plan().arena_bytes() -
+                                             device_.plan().persistent_bytes)).c_str(),
+              fmt::format("zero {}, {}", options_.shard.zero, config_.precision()).c_str());
+  if (!resumed_from_.empty()) {
+    std::printf("resumed from %s, %lld steps done\n", resumed_from_.c_str(),
+                static_cast<long long>(first_step_));
+  }
+  std::fflush(stdout);
+}
+
+// ---- the loop
+
+int Trainer::run() {
+  const int64_t last = config_.dry_run() ? first_step_ + 1 : config_.steps();
+  started_ = Clock::now();
+  if (ranks_.leads()) {
+    progress_ = std::make_unique<Progress>(stdout, isatty(STDOUT_FILENO) != 0, first_step_, last,
+                                           config_.log_every());
+  }
+  if (first_step_ >= last && progress_) {
+    progress_->message(fmt::format("nothing to do: {} of {} steps are done", first_step_, last));
+  }
+  bool stopped = false;
+  int64_t done = first_step_;
+  while (done < last && !stopped) {
+    StepMetrics metrics = train_one(done);
+    ++done;
+    stopped = step_stops_ || (config_.has_stop_after() && done >= config_.stop_after());
+    const bool evaluates = config_.eval_every() > 0 && !config_.dry_run() &&
+                           (done == last || done % config_.eval_every() == 0);
+    if (evaluates) evaluate(metrics);
+    if (metrics_) metrics_->write(metrics);
+    if (progress_) progress_->step(metrics);
+    const bool saves = config_.save_every() > 0 && done % config_.save_every() == 0;
+    if (!config_.dry_run() && (saves || done == last || stopped)) save(done);
+  }
+  progress_.reset();
+  return stopped && done < last ? static_cast<int>(ExitCode::run_again) : 0;
+}
+
+bool Trainer::should_stop() const {
+  if (stop_signal.load() != 0) return true;
+  if (!config_.has_max_time()) return false;
+  const std::chrono::duration<double> spent = Clock::now() - started_;
+  return spent.count() >= static_cast<double>(parse_duration(config_.max_time()));
+}
+
+StepMetrics Trainer::train_one(int64_t done) {
+  const auto begin = Clock::now();
+  StepMetrics metrics;
+  metrics.lr = schedule_->lr(step_->applied_steps());
+  const StepReport report = (*step_)(done, metrics.lr, *leaves_, should_stop());
+  const std::chrono::duration<double, std::milli> spent = Clock::now() - begin;
+  step_stops_ = report.decision.stop;
+
+  const int64_t step_tokens = batch_.global_batch * options_.seq_len;
+  metrics.step = done + 1;
+  metrics.applied_steps = step_->applied_steps();
+  metrics.loss = report.decision.loss;
+  metrics.grad_norm = report.decision.norm;
+  metrics.loss_scale = report.loss_scale;
+  metrics.skipped = !report.decision.apply();
+  metrics.tokens = metrics.step * step_tokens;
+  metrics.step_ms = spent.count();
+  metrics.tokens_per_s = static_cast<double>(step_tokens) / (spent.count() / 1000);
+  metrics.mem_bytes = static_cast<int64_t>(device_.plan().arena_bytes());
+  if (metrics.skipped) handle_skip(report, metrics.step);
+  return metrics;
+}
+
+void Trainer::handle_skip(const StepReport& report, int64_t done) {
+  if (report.decision.outcome == Outcome::empty) {
+    if (progress_) {
+      progress_->message(fmt::format("step {}: skipped, no valid target in the batch", done));
+    }
+    return;
+  }
+  if (progress_) {
+    progress_->message(fmt::format("step {}: skipped, {}; loss scale {} -> {}", done,
+                                   report.overflow_text, report.scaler.scale_before,
+                                   report.scaler.scale_after));
+  }
+  const int64_t in_a_row = step_->scaler().consecutive_skips();
+  if (report.scaler.stop() || in_a_row >= config_.max_skips()) {
+    agree(ranks_.comm, [&] {
+      throw DataError("step {}: {} in a row were skipped at loss scale {}; the first tensor: {}. Lower "
+                      "--lr, or look at the data",
+                      done, in_a_row, report.loss_scale, report.overflow_text);
+    });
+  }
+}
+
+void Trainer::evaluate(StepMetrics& metrics) {
+  const int64_t all = leaves_->evaluation_leaves();
+  const int64_t asked = config_.eval_steps() < 0 ? all : config_.eval_steps() * batch_.leaves;
+  const Evaluation evaluation = step_->evaluate(std::min(all, asked), *leaves_);
+  metrics.val_loss = evaluation.loss;
+  if (progress_) {
+    progress_->message(fmt::format("step {}: validation loss {:.4f} over {} tokens", metrics.step,
+                                   evaluation.loss, evaluation.valid));
+  }
+}
+
+void Trainer::save(int64_t done) {
+  if (done == last_saved_) return;
+  CheckpointState state = state_of(*step_, done);
+  state.tokens = done * batch_.global_batch * options_.seq_len;
+  state.numerics_key = numerics_key_;
+  state.config_text = to_textproto(config_);
+  state.writer_version = version();
+  const std::string folder = save_checkpoint(config_.out(), state, pieces_of(*step_), ranks_.comm);
+  last_saved_ = done;
+  agree(ranks_.comm, [&] {
+    if (ranks_.leads()) {
+      rotate_checkpoints(config_.out(), config_.keep_last(), config_.keep_every(), done);
+    }
+  });
+  if (progress_) progress_->message("saved " + folder);
+}
+
+int run_train(const Config& config, RankContext& ranks) { return Trainer(config, ranks).run(); }
+
+}  // namespace shardrun

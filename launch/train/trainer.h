@@ -1,0 +1,76 @@
+// A training job on one rank, from data to checkpoints: `shardrun train` is made of this.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "launch/data/dataset.h"
+#include "launch/metrics/metrics.h"
+#include "launch/metrics/progress.h"
+#include "launch/train/job.h"
+#include "launch/train/rank_device.h"
+#include "sharding/schedule.h"
+#include "sharding/snapshot.h"
+
+namespace shardrun {
+
+// The samples of a run as leaves.
+class DatasetLeaves : public LeafSource {
+ public:
+  DatasetLeaves(const Dataset& training, const Dataset& validation, int64_t global_batch,
+                int64_t micro_batch, bool one_batch);
+  void training_leaf(int64_t step, int64_t leaf, Tensor tokens, Tensor targets) override;
+  void evaluation_leaf(int64_t leaf, Tensor tokens, Tensor targets) override;
+  int64_t evaluation_leaves() const;  // that cover the whole validation part
+
+ private:
+  const Dataset& training_;
+  const Dataset& validation_;
+  int64_t global_batch_, micro_batch_;
+  bool one_batch_;
+};
+
+class Trainer {
+ public:
+  // Everything that can fail before the first step fails here, on all ranks together.
+  Trainer(const Config& given, RankContext& ranks);
+  // Trains to the last step, or until asked to stop; returns the exit code.
+  int run();
+
+ private:
+  void open_data();
+  void open_out();
+  void make_step();
+  void resume();
+  void print_header() const;
+  StepMetrics train_one(int64_t done);
+  void evaluate(StepMetrics& metrics);
+  void save(int64_t done);
+  void handle_skip(const StepReport& report, int64_t done);
+  bool should_stop() const;
+
+  Config config_;
+  RankContext& ranks_;
+  RankDevice device_;
+  BatchPlan batch_;
+  std::unique_ptr<Tokenizer> tokenizer_;
+  std::optional<RunData> data_;
+  std::optional<Dataset> training_, validation_;
+  std::optional<DatasetLeaves> leaves_;
+  std::unique_ptr<Gpt> model_;
+  StepOptions options_;
+  std::string numerics_key_;
+  std::unique_ptr<TrainStep> step_;
+  std::optional<Schedule> schedule_;
+  std::unique_ptr<MetricsWriter> metrics_;
+  std::unique_ptr<Progress> progress_;
+  int64_t first_step_ = 0;  // done before this run
+  int64_t last_saved_ = -1;
+  bool step_stops_ = false;  // the last step's decision: stop after it
+  std::string resumed_from_;
+  std::chrono::steady_clock::time_point started_;
+};
+
+}  // namespace shardrun

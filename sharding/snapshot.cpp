@@ -1,0 +1,118 @@
+#include "sharding/snapshot.h"
+
+#include "kernels/elementwise.h"
+
+namespace shardrun {
+
+namespace {
+
+// The tensor that is the truth of a parameter: the master, or what computes where there is none.
+Tensor truth_of(const SegmentState& part, bool whole) {
+  if (part.master.present()) return part.master;
+  return whole ? part.compute_full : part.compute_slice;
+}
+
+}  // namespace
+
+std::vector<CheckpointPiece> pieces_of(TrainStep& step) {
+  std::vector<CheckpointPiece> pieces;
+  const bool whole = step.options().shard.zero == 0;
+  for (UnitState& unit : step.state().units()) {
+    for (size_t s = 0; s < unit.segments.size(); ++s) {
+      const SegmentState& part = unit.segments[s];
+      // At stage 0 every rank holds everything: it still brings only its own slice.
+      const int64_t own = step.state().rank() * part.plan->slice;
+      const int64_t skip = own - part.state_begin;
+      ShardState::for_each_piece(
+          *unit.plan, static_cast<int>(s), own, part.plan->slice,
+          [&](const ParameterPlace& place, int64_t in_parameter, int64_t in_slice, int64_t count) {
+            const int64_t at = skip + in_slice;
+            auto add = [&](TensorKind kind, const Tensor& tensor) {
+              pieces.push_back(
+                  {place.spec->name, kind, place.spec->shape, in_parameter, tensor.flat(at, count)});
+            };
+            add(TensorKind::master, truth_of(part, whole));
+            add(TensorKind::moment1, part.moment1);
+            add(TensorKind::moment2, part.moment2);
+          });
+    }
+  }
+  return pieces;
+}
+
+CheckpointState state_of(const TrainStep& step, int64_t steps_done) {
+  CheckpointState state;
+  state.step = steps_done;
+  state.applied_steps = step.applied_steps();
+  const LossScaler& scaler = step.scaler();
+  const ScalerState& s = scaler.state();
+  state.skipped = s.total_skips;
+  state.skipped_in_a_row = s.consecutive_skips;
+  state.scaler_policy = scaler.policy();
+  state.scaler_numbers = {{"scale", s.scale}};
+  state.scaler_counts = {{"good_steps", s.good_steps},
+                         {"hysteresis", s.hysteresis},
+                         {"iteration", s.iteration},
+                         {"last_overflow", s.last_overflow},
+                         {"consecutive_skips", s.consecutive_skips},
+                         {"total_skips", s.total_skips}};
+  state.seed = step.options().seed;
+  state.precision = name_of(step.options().shard.precision);
+  return state;
+}
+
+static void read_tensors(TrainStep& step, CheckpointReader& reader, bool moments) {
+  const bool whole = step.options().shard.zero == 0;
+  for (UnitState& unit : step.state().units()) {
+    for (size_t s = 0; s < unit.segments.size(); ++s) {
+      SegmentState& part = unit.segments[s];
+      ShardState::for_each_piece(
+          *unit.plan, static_cast<int>(s), part.state_begin, part.state_size,
+          [&](const ParameterPlace& place, int64_t in_parameter, int64_t at, int64_t count) {
+            auto take = [&](TensorKind kind, const Tensor& tensor) {
+              reader.expect(place.spec->name, kind, place.spec->shape);
+              reader.read(place.spec->name, kind, in_parameter, tensor.flat(at, count));
+            };
+            take(TensorKind::master, truth_of(part, whole));
+            if (!moments) return;
+            take(TensorKind::moment1, part.moment1);
+            take(TensorKind::moment2, part.moment2);
+          });
+    }
+  }
+}
+
+void restore_parameters(TrainStep& step, CheckpointReader& reader) {
+  read_tensors(step, reader, false);
+}
+
+void restore(TrainStep& step, CheckpointReader& reader) {
+  read_tensors(step, reader, true);
+  const CheckpointState& saved = reader.state();
+  step.set_applied_steps(saved.applied_steps);
+  // A run without loss scale has no scale to hand on.
+  if (saved.scaler_policy != "none" || step.scaler().policy() == "none") {
+    auto count = [&](const char* name) {
+      const auto it = saved.scaler_counts.find(name);
+      if (it == saved.scaler_counts.end()) {
+        throw DataError("{}: the scaler state has no '{}'", reader.folder().string(), name);
+      }
+      return it->second;
+    };
+    ScalerState state;
+    const auto scale = saved.scaler_numbers.find("scale");
+    if (scale == saved.scaler_numbers.end()) {
+      throw DataError("{}: the scaler state has no 'scale'", reader.folder().string());
+    }
+    state.scale = scale->second;
+    state.good_steps = count("good_steps");
+    state.hysteresis = count("hysteresis");
+    state.iteration = count("iteration");
+    state.last_overflow = count("last_overflow");
+    state.consecutive_skips = count("consecutive_skips");
+    state.total_skips = count("total_skips");
+    step.scaler().restore(state);
+  }
+}
+
+}  // namespace shardrun

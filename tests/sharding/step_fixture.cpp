@@ -1,0 +1,121 @@
+#include "tests/sharding/step_fixture.h"
+
+#include <cstring>
+
+#include "kernels/loss.h"
+#include "runtime/random.h"
+
+namespace shardrun::test {
+
+GptConfig tiny_gpt() {
+  GptConfig gpt;
+  gpt.layers = 2;
+  gpt.heads = 2;
+  gpt.channels = 32;
+  gpt.context = 16;
+  gpt.vocabulary = 61;
+  gpt.bias = true;
+  gpt.dropout = 0.1f;
+  return gpt;
+}
+
+static void fill_leaf(uint64_t key, int64_t vocabulary, Tensor tokens, Tensor targets) {
+  for (int64_t i = 0; i < tokens.numel(); ++i) {
+    const uint64_t a = mix64(key, i), b = mix64(key, i + 1);
+    tokens.as<int32_t>()[i] = static_cast<int32_t>(a % vocabulary);
+    // Some places do not count, a different number in each leaf.
+    targets.as<int32_t>()[i] =
+        b % 7 == 0 ? kernels::kIgnoreTarget : static_cast<int32_t>(b % vocabulary);
+  }
+}
+
+void SyntheticLeaves::training_leaf(int64_t step, int64_t leaf, Tensor tokens, Tensor targets) {
+  fill_leaf(mix64(step * 1000 + leaf), vocabulary_, tokens, targets);
+}
+
+void SyntheticLeaves::evaluation_leaf(int64_t leaf, Tensor tokens, Tensor targets) {
+  fill_leaf(mix64(777777 + leaf), vocabulary_, tokens, targets);
+}
+
+static void collect(TrainStep& step, StepResult& result) {
+  auto put = [&](const ParameterPlace& place, const char* kind, int64_t begin, const Tensor& tensor,
+                 int64_t in_range, int64_t count) {
+    std::vector<uint32_t>& bits = result.tensors[place.spec->name + "/" + kind];
+    bits.resize(place.numel, 0xdeadbeef);
+    for (int64_t i = 0; i < count; ++i) {
+      uint32_t value = 0;
+      const size_t size = size_of(tensor.dtype());
+      std::memcpy(&value, static_cast<const char*>(tensor.data()) + (in_range + i) * size, size);
+      bits[begin + i] = value;
+    }
+  };
+  for (UnitState& unit : step.state().units()) {
+    for (size_t s = 0; s < unit.segments.size(); ++s) {
+      SegmentState& part = unit.segments[s];
+      const bool whole = step.options().shard.zero == 0;
+      ShardState::for_each_piece(
+          *unit.plan, static_cast<int>(s), part.state_begin, part.state_size,
+          [&](const ParameterPlace& place, int64_t begin, int64_t in_range, int64_t count) {
+            if (part.master.present()) put(place, "master", begin, part.master, in_range, count);
+            put(place, "moment1", begin, part.moment1, in_range, count);
+            put(place, "moment2", begin, part.moment2, in_range, count);
+            put(place, "compute", begin, whole ? part.compute_full : part.compute_slice, in_range,
+                count);
+          });
+    }
+  }
+}
+
+StepResult run_steps(const StepCase& c, const BeforeStep& before_step) {
+  StepResult result;
+  std::mutex mutex;
+  run_thread_ranks(
+      c.world_size,
+      [&](Communicator& comm) {
+        flush_denormals_on_this_thread();
+        const Gpt model(c.gpt);
+        ThreadPool pool(c.threads);
+        Stream stream(DeviceKind::cpu, detect_isa(), &pool);
+        StepOptions options;
+        options.shard = {.world_size = c.world_size,
+                         .zero = c.zero,
+                         .precision = c.precision,
+                         .wire = c.wire,
+                         .sum_block = c.sum_block,
+                         .reduce_every = c.reduce_every};
+        options.shard.keep_fp32 = {"*ln_1*"};
+        options.seed = 42;
+        options.micro_batch = 2;
+        options.global_batch = 2 * c.leaves;
+        options.seq_len = c.gpt.context;
+        options.recompute_every = c.recompute;
+        std::unique_ptr<Memory> memory = make_heap_memory();
+        SyntheticLeaves leaves(c.gpt.vocabulary);
+        if (c.arena) {
+          RecordingMemory recorder;
+          Stream meta(DeviceKind::meta, detect_isa(), &pool);
+          const auto meta_comm = make_meta_communicator(comm.rank(), c.world_size, "thread");
+          TrainStep rehearsal(model, options, c.scaler, *meta_comm, recorder, meta);
+          rehearsal.initialize();
+          rehearsal(0, 1e-3, leaves);
+          memory = make_arena_memory(recorder.plan());
+        }
+        TrainStep step(model, options, c.scaler, comm, *memory, stream);
+        step.initialize();
+        for (int64_t s = 0; s < c.steps; ++s) {
+          if (before_step) before_step(step, comm.rank(), s);
+          StepReport report = step(s, 1e-2, leaves);
+          if (comm.rank() == 0) {
+            result.reports.push_back(report);
+            result.scales.push_back(step.scaler().scale());
+            result.applied = step.applied_steps();
+          }
+        }
+        std::lock_guard lock(mutex);
+        collect(step, result);
+      },
+      60);
+  return result;
+}
+
+}  // namespace shardrun::test
