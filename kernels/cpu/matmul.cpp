@@ -49,16 +49,20 @@ struct Tile {
 };
 
 // A tile of 256 x 256 comes near to oneDNN's peak; products with few of them take smaller ones, so
-// that there is work for several threads.
+// that there is work for several threads, unless they are hardly worth waking them. In bf16 tiles of
+// full width are preferred where both operands are then dense: oneDNN's fastest kernel wants that.
 struct TileSize {
   int64_t rows = 256, columns = 256;
 };
 
-TileSize tile_size(int64_t m, int64_t n) {
-  constexpr int64_t kWanted = 16, kSmallest = 64;
+TileSize tile_size(const Product& p) {
+  constexpr int64_t kWanted = 16, kSmallest = 64, kWide = 1024;
+  const int64_t one_tile = p.bf16 ? int64_t{1} << 24 : int64_t{1} << 21;  // multiplications
+  if (p.m <= kWide && p.n <= kWide && p.m * p.n * p.k <= one_tile) return {p.m, p.n};
+  if (p.bf16 && !p.transpose_a && !p.transpose_b && p.n <= kWide) return {128, p.n};
   TileSize size;
   const auto tiles = [&] {
-    return ((m + size.rows - 1) / size.rows) * ((n + size.columns - 1) / size.columns);
+    return ((p.m + size.rows - 1) / size.rows) * ((p.n + size.columns - 1) / size.columns);
   };
   while (tiles() < kWanted && std::max(size.rows, size.columns) > kSmallest) {
     (size.rows >= size.columns ? size.rows : size.columns) /= 2;
@@ -157,7 +161,7 @@ void matmul(Tensor c, ConstTensor a, bool transpose_a, ConstTensor b, bool trans
                      stream.isa(),
                      tiles_of(stream.isa())};
   if (p.m == 0 || p.n == 0) return;
-  const TileSize size = tile_size(p.m, p.n);
+  const TileSize size = tile_size(p);
   const int64_t down = (p.m + size.rows - 1) / size.rows;
   const int64_t across = (p.n + size.columns - 1) / size.columns;
   const bool in_place = a.dtype() == Dtype::fp32;

@@ -93,7 +93,7 @@ TEST_F(Matmul, EverySizeIsRight) {
   const int64_t sizes[][3] = {{1, 1, 1},      {1, 7, 1},      {7, 1, 13},    {1, 300, 65},
                               {2, 3, 0},      {0, 5, 3},      {5, 0, 3},     {0, 0, 0},
                               {64, 64, 64},   {128, 256, 96}, {257, 131, 3}, {61, 1, 17},
-                              {513, 300, 70}, {33, 31, 1100}};
+                              {513, 300, 70}, {33, 31, 1100}, {300, 270, 230}, {1030, 65, 260}};
   for (Dtype dtype : {Dtype::fp32, Dtype::bf16, Dtype::fp16}) {
     for (const auto& s : sizes) {
       check({s[0], s[1], s[2], dtype, dtype, false, false, true, false});
