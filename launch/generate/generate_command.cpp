@@ -56,7 +56,6 @@ int run_generate(const Config& given, RankContext& ranks) {
 
   // Generation shards like training at stage 3 and computes in the precision that was trained.
   const int64_t context = trained.seq_len();
-  BatchPlan batch{.micro_batch = 1, .global_batch = 1, .leaves = 1, .micro_steps = 1};
   StepOptions options;
   options.shard.world_size = ranks.comm.size();
   options.shard.zero = 3;
