@@ -2,6 +2,7 @@
 #include "kernels/matmul.h"
 
 #include "kernels/cpu/matmul.h"
+#include "kernels/cpu/onednn.h"
 
 namespace shardrun::kernels {
 namespace {
@@ -11,6 +12,8 @@ bool is_compute(Dtype dtype) {
 }
 
 }  // namespace
+
+std::string matmul_library() { return cpu::onednn_version(); }
 
 void matmul(Tensor c, ConstTensor a, Transpose transpose_a, ConstTensor b, Transpose transpose_b,
             ConstTensor bias, bool accumulate, Stream& stream) {

@@ -1,6 +1,8 @@
 // Matrix product with fp32 accumulation.
 #pragma once
 
+#include <string>
+
 #include "runtime/stream.h"
 #include "runtime/tensor.h"
 
@@ -14,5 +16,8 @@ enum class Transpose : bool { no, yes };
 // tiles by shape alone, each tile by one thread: the number of threads does not change bits.
 void matmul(Tensor c, ConstTensor a, Transpose transpose_a, ConstTensor b, Transpose transpose_b,
             ConstTensor bias, bool accumulate, Stream& stream);
+
+// Which library multiplies, "oneDNN-2.6.3": a part of what decides bits.
+std::string matmul_library();
 
 }  // namespace shardrun::kernels

@@ -1,7 +1,9 @@
 // shardrun SUBCOMMAND ...: picks the subcommand, runs it on every rank, leaves with its exit code.
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,6 +45,15 @@ bool prints_usage_errors() {
   return true;
 }
 
+const Subcommand& ranked_subcommand(const std::string& name) {
+  for (const Subcommand& sub : kRanked) {
+    if (name == sub.name) return sub;
+  }
+  const std::vector<std::string> names{"train", "smoke", "generate", "plan", "data", "checkpoint"};
+  throw UsageError("unknown subcommand '{}'; the nearest is '{}' (--help lists all)", name,
+                   nearest_name(name, names));
+}
+
 int run(int argc, char** argv) {
   std::vector<std::string> words(argv + 1, argv + argc);
   if (words.empty() || words[0] == "--help" || words[0] == "-h" || words[0] == "help") {
@@ -57,28 +68,31 @@ int run(int argc, char** argv) {
   }
   if (name == "checkpoint") return run_checkpoint(words);
   if (name == "plan") return run_plan(words);
-  for (const Subcommand& sub : kRanked) {
-    if (name != sub.name) continue;
-    const CommandLine line = parse_command_line(words);
-    if (line.help) {
-      std::printf("shardrun %s: %s\n\n%s", sub.name, sub.does, flags_help().c_str());
-      return 0;
-    }
+  CommandLine line;
+  std::optional<Error> refused;
+  const Subcommand* sub = nullptr;
+  try {
+    sub = &ranked_subcommand(name);
+    line = parse_command_line(words);
     if (!line.operands.empty()) {
       throw UsageError("{}: got '{}', wanted flags or one CONFIG.textproto", name, line.operands[0]);
     }
-    return run_on_ranks(line.config, &argc, &argv,
-                        [&](RankContext& ranks) { return sub.run(line.config, ranks); });
+  } catch (const Error& error) {
+    refused = error;
   }
-  const std::vector<std::string> names{"train", "smoke", "generate", "plan", "data", "checkpoint"};
-  throw UsageError("unknown subcommand '{}'; the nearest is '{}' (--help lists all)", name,
-                   nearest_name(name, names));
+  if (!refused && line.help) {
+    std::printf("shardrun %s: %s\n\n%s", sub->name, sub->does, flags_help().c_str());
+    return 0;
+  }
+  return run_on_ranks(line.config, refused, &argc, &argv,
+                      [&](RankContext& ranks) { return sub->run(line.config, ranks); });
 }
 
 }  // namespace
 }  // namespace shardrun
 
 int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a file size limit is an I/O error with a message, not a death
   try {
     return shardrun::run(argc, argv);
   } catch (const shardrun::Error& error) {

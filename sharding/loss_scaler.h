@@ -5,15 +5,15 @@
 //
 // [Note: scaler policies] A policy is a rule that a user may bring from another system, exactly:
 //
-//   policy     starts at  grows                                shrinks on overflow      limits
-//   default    2^16       x2 after 2000 good steps in a row    x0.5                     floor 1,
-//   stop torch      2^16       x2 after 2000 good steps in a row    x0.5                     none
-//   deepspeed  2^16       x2 each 1000 steps past an overflow  x0.5, 2nd and later      floor 1,
-//   stop megatron   2^32       x2 after 1000 good steps in a row    x0.5, 2nd and later      floor
-//   1 keras      2^15       x2 after 2000 good steps in a row    x0.5                     none apex
-//   2^16       x2 after 2000 good steps in a row    x0.5                     ceiling 2^24 static:S
-//   S          never                                never                    none none       1
-//   never                                never                    none
+//   policy     starts at  grows                                shrinks on overflow   limits
+//   default    2^16       x2 after 2000 good steps in a row    x0.5                  floor 1, stop
+//   torch      2^16       x2 after 2000 good steps in a row    x0.5                  none
+//   deepspeed  2^16       x2 each 1000 steps past an overflow  x0.5, 2nd and later   floor 1, stop
+//   megatron   2^32       x2 after 1000 good steps in a row    x0.5, 2nd and later   floor 1
+//   keras      2^15       x2 after 2000 good steps in a row    x0.5                  none
+//   apex       2^16       x2 after 2000 good steps in a row    x0.5                  ceiling 2^24
+//   static:S   S          never                                never                 none
+//   none       1          never                                never                 none
 //
 // "2nd and later": the first overflow is forgiven; the pardon comes back only with growth. In
 // deepspeed good step number 1001 after an overflow grows, then 2001, 3001, whatever grew between.

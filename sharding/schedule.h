@@ -3,11 +3,13 @@
 //
 // [Note: schedules] t = applied_steps (0 for the first update), w = warm-up, n = steps:
 //
-//   warm-up, t < w:   lr * (t + 1) / (w + 1)                      never 0, lr itself is reached at
-//   t = w constant:         lr cosine:           min_lr + (lr - min_lr) * (1 + cos(pi r)) / 2 r =
-//   (t - w) / (n - w) linear:           min_lr + (lr - min_lr) * (1 - r) wsd:              lr until
-//   t = n - d, then linear to min_lr at t = n   (warm-up, stable, decay) from t = n on:    min_lr,
-//   except for constant
+//   warm-up, t < w:   lr * (t + 1) / (w + 1)      never 0; lr itself is reached at t = w
+//   constant:         lr
+//   cosine:           min_lr + (lr - min_lr) * (1 + cos(pi r)) / 2,   r = (t - w) / (n - w)
+//   linear:           min_lr + (lr - min_lr) * (1 - r)
+//   wsd:              lr until t = n - d, then linear to min_lr at t = n (warm-up, stable, decay)
+//
+// From t = n on: min_lr, except for constant.
 //
 // Warm-up and cosine are nanoGPT's get_lr (github.com/karpathy/nanoGPT, train.py) with
 // lr_decay_iters = n.

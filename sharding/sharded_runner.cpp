@@ -24,17 +24,21 @@ ShardedRunner::ShardedRunner(const Model& model, ShardState& state, const LeafPl
     lives_[u].touched.assign(plan.places.size(), 0);
   }
   waiting_.reserve(lives_.size());
+  lingering_.reserve(lives_.size());
 }
 
-void ShardedRunner::begin_micro_step(int64_t step, int64_t m, bool training) {
+void ShardedRunner::begin_micro_step(int64_t step, int64_t m) {
   m_ = m;
   leaf_ = leaves_.leaf(m, comm_.rank());
   backward_order_ = 0;
   stream().set_idle(leaf_ < 0);
-  begin_leaf({step, std::max<int64_t>(leaf_, 0)}, training);
+  begin_leaf({step, std::max<int64_t>(leaf_, 0)}, true);
 }
 
+void ShardedRunner::end_leaf() { free_lingering(); }
+
 void ShardedRunner::end_micro_step() {
+  end_leaf();
   for (const Unit* unit : waiting_) reduce(*unit);
   waiting_.clear();
   stream().set_idle(false);
@@ -50,9 +54,22 @@ ConstTensor ShardedRunner::parameter(ParameterRef ref) {
   return full.flat(place.offset, place.padded_numel).reshaped(place.spec->padded_shape());
 }
 
+// [Note: lingering] What was released stays gathered until another unit needs the room or a gradient is
+// reduced. So the last unit of forward, which is the first of backward, is gathered once.
 void ShardedRunner::acquire(const Unit& unit) {
   UnitLife& life = lives_[unit.index()];
   if (state_.plan().options().zero < 3 || life.acquired++ > 0) return;
+  if (life.lingers) {
+    life.lingers = false;
+    lingering_.erase(std::find(lingering_.begin(), lingering_.end(), &unit));
+    return;
+  }
+  free_lingering();
+  gather(unit);
+}
+
+void ShardedRunner::gather(const Unit& unit) {
+  UnitLife& life = lives_[unit.index()];
   UnitState& state = state_.units()[unit.index()];
   for (size_t s = 0; s < state.segments.size(); ++s) {
     SegmentState& part = state.segments[s];
@@ -71,11 +88,18 @@ void ShardedRunner::acquire(const Unit& unit) {
 void ShardedRunner::release(const Unit& unit) {
   UnitLife& life = lives_[unit.index()];
   if (state_.plan().options().zero < 3 || --life.acquired > 0) return;
-  UnitState& state = state_.units()[unit.index()];
-  for (size_t s = 0; s < state.segments.size(); ++s) {
-    state.segments[s].compute_full = Tensor();
-    life.gathered[s].reset();
+  life.lingers = true;
+  lingering_.push_back(&unit);
+}
+
+void ShardedRunner::free_lingering() {
+  for (const Unit* unit : lingering_) {
+    UnitLife& life = lives_[unit->index()];
+    life.lingers = false;
+    for (SegmentState& part : state_.units()[unit->index()].segments) part.compute_full = Tensor();
+    for (Buffer& buffer : life.gathered) buffer.reset();
   }
+  lingering_.clear();
 }
 
 // ---- gradients
@@ -132,6 +156,7 @@ void ShardedRunner::gradients_complete(const Unit& unit) {
 }
 
 void ShardedRunner::reduce(const Unit& unit) {
+  free_lingering();
   UnitLife& life = lives_[unit.index()];
   for (size_t s = 0; s < life.gradients.size(); ++s) {
     reduce_segment(unit, static_cast<int>(s), life.gradients[s].tensor);

@@ -17,8 +17,10 @@ class ShardedRunner : public UnitRunner {
                 Memory& memory, Stream& stream, RunnerOptions options);
 
   // Around the leaf of micro-step m of this rank (or around serving the others without one).
-  void begin_micro_step(int64_t step, int64_t m, bool training = true);
+  void begin_micro_step(int64_t step, int64_t m);
   void end_micro_step();
+  // Ends a leaf that had no backward.
+  void end_leaf();
   // After the last micro-step: every SliceSum::total is complete; at stage 0 sums are gathered.
   void finish_sums();
 
@@ -39,6 +41,7 @@ class ShardedRunner : public UnitRunner {
  private:
   struct UnitLife {
     int acquired = 0;
+    bool lingers = false;           // released, not yet freed
     std::vector<Buffer> gathered;   // one per segment, at stage 3
     std::vector<OwnedTensor> gradients;
     std::vector<char> touched;      // per parameter
@@ -47,6 +50,8 @@ class ShardedRunner : public UnitRunner {
 
   void acquire(const Unit& unit) override;
   void release(const Unit& unit) override;
+  void gather(const Unit& unit);
+  void free_lingering();
   void gradients_complete(const Unit& unit) override;
   void begin_gradients(const Unit& unit);
   void reduce(const Unit& unit);
@@ -58,6 +63,7 @@ class ShardedRunner : public UnitRunner {
   Communicator& comm_;
   Memory& memory_;
   std::vector<UnitLife> lives_;
+  std::vector<const Unit*> lingering_;
   std::vector<const Unit*> waiting_;  // stage 1: complete, reduced at the end of the micro-step
   int64_t m_ = 0;
   int64_t leaf_ = -1;

@@ -151,6 +151,7 @@ Evaluation TrainStep::evaluate(int64_t leaves, LeafSource& source) {
       if (stream_.computes()) source.evaluation_leaf(leaf, batch.tokens, batch.targets);
       account(model_.forward(*runner_, batch), record);
     }
+    runner_->end_leaf();
     stream_.set_idle(false);
     memory_.end();
   }
@@ -172,6 +173,7 @@ void TrainStep::predict(Tensor logits, ConstTensor tokens) {
                     padded.flat(row * columns, model_.vocabulary()), stream_);
     }
   }
+  runner_->end_leaf();
   memory_.end();
 }
 

@@ -25,4 +25,6 @@ void gemm_bf16(const GemmShape&, float*, const Bf16*, const Bf16*, bool, Isa) {
   throw DeviceError("bf16 matrix product: this build is without oneDNN");
 }
 
+std::string onednn_version() { return "plain-loops"; }
+
 }  // namespace shardrun::cpu

@@ -262,4 +262,9 @@ void gemm_bf16(const GemmShape& shape, float* c, const Bf16* a, const Bf16* b, b
   check(dnnl_primitive_execute(matmul.primitive.get(), thread.queue(), 4, arguments), "matmul");
 }
 
+std::string onednn_version() {
+  const dnnl_version_t* version = dnnl_version();
+  return fmt::format("oneDNN-{}.{}.{}", version->major, version->minor, version->patch);
+}
+
 }  // namespace shardrun::cpu

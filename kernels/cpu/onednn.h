@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "runtime/dtype.h"
 #include "runtime/stream.h"
@@ -30,5 +31,8 @@ bool has_gemm_bf16(Isa isa);
 // its speed on views with wider leading dimensions.
 void gemm_bf16(const GemmShape& shape, float* c, const Bf16* a, const Bf16* b, bool accumulate,
                Isa isa);
+
+// "oneDNN-2.6.3"; "plain-loops" in a build without it.
+std::string onednn_version();
 
 }  // namespace shardrun::cpu

@@ -107,10 +107,10 @@ static std::string processor() {
 
 std::string numerics_key(const Config& config, const StepOptions& options, const Stream& stream) {
   return fmt::format("micro-batch={} global-batch={} precision={} reduce-dtype={} sum-block={} "
-                     "reduction={} isa={} processor={}",
+                     "reduction={} isa={} processor={} library={}",
                      options.micro_batch, options.global_batch, config.precision(),
                      name_of(options.shard.wire), options.shard.sum_block, config.reduction(),
-                     name_of(stream.isa()), processor());
+                     name_of(stream.isa()), processor(), kernels::matmul_library());
 }
 
 std::string decay_text(const Model& model) {

@@ -12,9 +12,16 @@ static int threads_of(const Config& config, const RankContext& ranks) {
   return std::max(1, cores / std::max(1, ranks.local_size));
 }
 
+// Collective: processors may differ between nodes, and a rank that refuses must not leave alone.
+static Isa isa_of(const Config& config, const RankContext& ranks) {
+  Isa isa{};
+  agree(ranks.comm, [&] { isa = isa_from_name(config.isa()); });
+  return isa;
+}
+
 RankDevice::RankDevice(const Config& config, const RankContext& ranks)
     : pool_(threads_of(config, ranks)),
-      stream_(DeviceKind::cpu, isa_from_name(config.isa()), &pool_) {
+      stream_(DeviceKind::cpu, isa_of(config, ranks), &pool_) {
   flush_denormals_on_this_thread();
 }
 

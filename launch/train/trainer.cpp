@@ -70,6 +70,7 @@ void on_signal(int number) {
 
 Trainer::Trainer(const Config& given, RankContext& ranks)
     : config_(with_defaults(given)), ranks_(ranks), device_(config_, ranks) {
+  require_equal(ranks.comm, "the build", version());
   require_equal(ranks.comm, "the configuration", to_textproto(config_));
   agree(ranks.comm, [&] {
     batch_ = resolve_batch(config_, ranks.comm.size());
@@ -77,10 +78,11 @@ Trainer::Trainer(const Config& given, RankContext& ranks)
     config_.set_global_batch(batch_.global_batch);
     open_data();
   });
-  agree(ranks.comm, [&] { open_out(); });
+  agree(ranks.comm, [&] { check_out(); });
   agree(ranks.comm, [&] { make_step(); });
   require_equal(ranks.comm, "the numerics key", numerics_key_);
   resume();
+  agree(ranks.comm, [&] { open_out(); });
   print_header();
   for (int number : {SIGUSR1, SIGTERM, SIGINT}) std::signal(number, on_signal);
 }
@@ -106,6 +108,23 @@ void Trainer::open_data() {
   model_ = std::make_unique<Gpt>(gpt);
 }
 
+void Trainer::check_out() const {
+  if (config_.dry_run() || !ranks_.leads()) return;
+  if (config_.resume() == "no" && newest_checkpoint(config_.out())) {
+    throw ConfigError(
+        "--resume no: {} holds checkpoints of an earlier run; continue it with --resume auto, or "
+        "choose another --out",
+        config_.out());
+  }
+}
+
+static void write_file(const fs::path& path, const std::string& text) {
+  std::ofstream file(path);
+  file << text << std::flush;
+  if (!file) throw CannotCreateError("{}: cannot write the file", path.string());
+}
+
+// Last of the set-up: a run that is refused leaves nothing behind.
 void Trainer::open_out() {
   if (config_.dry_run() || !ranks_.leads()) return;
   const fs::path out = config_.out();
@@ -115,12 +134,9 @@ void Trainer::open_out() {
     throw CannotCreateError("--out {}: cannot create or write the folder ({})", out.string(),
                             error ? error.message() : "not writable");
   }
-  if (config_.resume() == "no" && newest_checkpoint(out)) {
-    throw ConfigError(
-        "--resume no: {} holds checkpoints of an earlier run; continue it with --resume auto, or "
-        "choose another --out",
-        out.string());
-  }
+  write_file(out / "config.textproto", to_textproto(config_));
+  write_file(out / "env.json", environment_json(ranks_, device_, numerics_key_));
+  metrics_ = std::make_unique<MetricsWriter>((out / "metrics.jsonl").string(), first_step_);
 }
 
 void Trainer::make_step() {
@@ -177,13 +193,6 @@ void Trainer::resume() {
     }
   });
   step_->state().refresh_compute(true, ranks_.comm, device_.stream());
-  agree(ranks_.comm, [&] {
-    if (config_.dry_run() || !ranks_.leads()) return;
-    const fs::path out = config_.out();
-    std::ofstream(out / "config.textproto") << to_textproto(config_);
-    std::ofstream(out / "env.json") << environment_json(ranks_, device_, numerics_key_);
-    metrics_ = std::make_unique<MetricsWriter>((out / "metrics.jsonl").string(), first_step_);
-  });
 }
 
 void Trainer::print_header() const {
@@ -221,7 +230,7 @@ int Trainer::run() {
   const int64_t last = config_.dry_run() ? first_step_ + 1 : config_.steps();
   started_ = Clock::now();
   if (ranks_.leads()) {
-    progress_ = std::make_unique<Progress>(stdout, isatty(STDOUT_FILENO) != 0, first_step_, last,
+    progress_ = std::make_unique<Progress>(stdout, stdout_is_terminal(), first_step_, last,
                                            config_.log_every());
   }
   if (first_step_ >= last && progress_) {

@@ -41,6 +41,7 @@ class Trainer {
 
  private:
   void open_data();
+  void check_out() const;
   void open_out();
   void make_step();
   void resume();
