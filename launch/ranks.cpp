@@ -159,26 +159,31 @@ static int run_mpi(int* argc, char*** argv, int launched, FunctionRef<int(RankCo
   __builtin_unreachable();  // abort does not come back
 }
 
-int run_on_ranks(const Config& config, int* argc, char*** argv,
+int run_on_ranks(const Config& config, std::optional<Error> refused, int* argc, char*** argv,
                  FunctionRef<int(RankContext&)> body) {
   const std::string transport = config.comm();
   const int launched = launched_size();
-  int threads = 0;
-  if (transport.rfind("thread:", 0) == 0) threads = std::atoi(transport.c_str() + 7);
-  try {
-    if (threads > 0) {
-      if (launched > 1) {
-        throw ConfigError("--comm {}: {} processes were launched; thread ranks live in one",
+  const bool threads = transport.starts_with("thread:");
+  if (!refused && threads && launched > 1) {
+    refused = ConfigError("--comm {}: {} processes were launched; thread ranks live in one",
                           transport, launched);
-      }
-      return run_threads(threads, body);
+  }
+  if (!refused && !threads && transport != "auto" && transport != "mpi") {
+    refused = UsageError(
+        "--comm: got '{}', wanted auto, thread:N or mpi (shm and nccl are not in this build)",
+        transport);
+  }
+  try {
+    if (refused && launched <= 1) throw *refused;
+    if (refused || transport == "mpi" || (transport == "auto" && launched > 0)) {
+      return run_mpi(argc, argv, launched, [&](RankContext& ranks) {
+        agree(ranks.comm, [&] {
+          if (refused) throw *refused;
+        });
+        return body(ranks);
+      });
     }
-    if (transport == "mpi" || (transport == "auto" && launched > 0)) {
-      return run_mpi(argc, argv, launched, body);
-    }
-    if (transport == "auto") return run_threads(1, body);
-    throw UsageError("--comm: got '{}', wanted auto, thread:N or mpi (shm and nccl are not in this build)",
-                     transport);
+    return run_threads(threads ? std::atoi(transport.c_str() + 7) : 1, body);
   } catch (const std::exception& exception) {
     return leave(as_error(exception), 0, 1);
   }

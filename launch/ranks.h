@@ -2,6 +2,7 @@
 // body on each rank, and turns errors into one message and one exit code.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "comm/communicator.h"
@@ -22,8 +23,10 @@ struct RankContext {
 
 // Runs `body` on every rank that this process holds: one under mpirun or srun, N for --comm thread:N.
 // Returns the exit code of the process. An Error thrown by a rank is printed once, as
-// `[rank 3/8 host] message`, and ends all ranks.
-int run_on_ranks(const Config& config, int* argc, char*** argv,
+// `[rank 3/8 host] message`, and ends all ranks. `refused` is what is wrong with this process's command
+// line, if anything: the body is not run then. It comes here because launchers end all ranks at the
+// first exit with a code; the ranks hear of it, one prints, and they leave together.
+int run_on_ranks(const Config& config, std::optional<Error> refused, int* argc, char*** argv,
                  FunctionRef<int(RankContext&)> body);
 
 // An error that every rank knows of: all leave in order, the lowest failing rank has the message.

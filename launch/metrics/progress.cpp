@@ -1,8 +1,11 @@
 #include "launch/metrics/progress.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <cmath>
+#include <cstdlib>
 
 namespace shardrun {
 namespace {
@@ -21,6 +24,19 @@ std::string clock_time(double seconds) {
 }
 
 }  // namespace
+
+bool stdout_is_terminal() {
+  if (!isatty(STDOUT_FILENO)) return false;
+  if (!std::getenv("OMPI_COMM_WORLD_RANK")) return true;
+  // The parent is the mpirun that passes our lines on, or on another node its daemon, whose output
+  // goes nowhere.
+  const std::string path = fmt::format("/proc/{}/fd/1", getppid());
+  const int file = open(path.c_str(), O_WRONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
+  if (file < 0) return false;
+  const bool terminal = isatty(file) != 0;
+  close(file);
+  return terminal;
+}
 
 std::string progress_line(const StepMetrics& m, int64_t steps, double seconds_left) {
   std::string line = fmt::format("step {}/{}  loss {:.4f}  norm {:.3g}  lr {:.3g}", m.step, steps,

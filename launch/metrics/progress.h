@@ -31,6 +31,10 @@ class Progress {
   double mean_step_ms_ = 0;
 };
 
+// Whether a person's terminal is where this process's standard output ends. mpirun gives its ranks
+// pseudo-terminals whatever its own output is.
+bool stdout_is_terminal();
+
 // "step 12/100  loss 3.2101  norm 1.31  lr 0.001  scale 65536  12.3k tok/s  ETA 1:02:03".
 // `seconds_left` < 0 hides the ETA; the scale is shown where it is not 1.
 std::string progress_line(const StepMetrics& metrics, int64_t steps, double seconds_left);

@@ -1,5 +1,7 @@
 #include "launch/smoke/smoke.h"
 
+#include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -144,16 +146,26 @@ Run train(const Config& config, RankContext& ranks, const std::string& precision
   return run;
 }
 
+// Where the gradients of all ranks part first from those of one rank alone; empty: nowhere. Each rank
+// looks at its own leaves; after the step of the fault all ranks differ, so the earliest step is it, and
+// in a leaf the unit that backward comes to first, which is the last one.
 std::string first_difference(const Run& alone, const Run& together, const RankContext& ranks) {
-  if (together.hash == alone.hash) return "";
+  using Place = std::array<int64_t, 3>;  // step, leaf, minus unit: the smallest is the first
+  Place mine{INT64_MAX, 0, 0};
   for (const auto& [where, fingerprint] : together.gradients) {
     const auto it = alone.gradients.find(where);
     if (it != alone.gradients.end() && it->second == fingerprint) continue;
     const auto& [step, leaf, unit] = where;
-    return fmt::format("rank {}: gradient of {} in leaf {}, step {} differs from one rank alone",
-                       ranks.comm.rank(), Gpt(tiny_gpt()).units()[unit]->path(), leaf, step);
+    mine = std::min(mine, Place{step, leaf, -unit});
   }
-  return "";
+  std::vector<Place> all(ranks.comm.size());
+  ranks.comm.all_gather_bytes(std::as_writable_bytes(std::span(all)),
+                              std::as_bytes(std::span(&mine, 1)));
+  const auto first = std::min_element(all.begin(), all.end());
+  const auto [step, leaf, minus_unit] = *first;
+  if (step == INT64_MAX) return "";
+  return fmt::format("rank {}: gradient of {} in leaf {}, step {} differs from one rank alone",
+                     first - all.begin(), Gpt(tiny_gpt()).units()[-minus_unit]->path(), leaf, step);
 }
 
 }  // namespace
@@ -171,15 +183,8 @@ std::vector<SmokeRow> smoke(const Config& config, RankContext& ranks, SmokeFault
     for (int zero : {0, 1, 2, 3}) {
       const Run together = train(config, ranks, precision, zero, fault);
       SmokeRow row{precision, zero, together.first_loss, together.last_loss, together.hash, ""};
-      // The first rank that sees a difference in its own leaves says where; without any the sum is it.
-      std::string mine = first_difference(alone, together, ranks);
-      mine.resize(256);
-      std::string all(256 * static_cast<size_t>(ranks.comm.size()), '\0');
-      ranks.comm.all_gather_bytes(std::as_writable_bytes(std::span(all)),
-                                  std::as_bytes(std::span(mine)));
-      for (int r = 0; r < ranks.comm.size() && row.error.empty(); ++r) {
-        row.error = all.c_str() + 256 * static_cast<size_t>(r);
-      }
+      row.error = first_difference(alone, together, ranks);
+      // Without a difference in a leaf the sum is it.
       if (row.error.empty() && together.hash != alone.hash) {
         for (const auto& [name, bits] : together.tensors) {
           if (bits == alone.tensors.at(name)) continue;
