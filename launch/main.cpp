@@ -21,7 +21,7 @@ struct Subcommand {
 };
 
 constexpr Subcommand kRanked[] = {
-    {"train", "trains; writes OUT/{config.textproto, metrics.jsonl, checkpoints/}", run_train},
+    {"train", "trains; writes OUT/{config.textproto, metrics.jsonl, tb/, checkpoints/}", run_train},
     {"smoke", "trains a tiny GPT for each stage and precision; a table of passes", run_smoke},
     {"generate", "continues a prompt from a checkpoint", run_generate},
 };

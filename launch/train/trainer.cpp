@@ -137,6 +137,9 @@ void Trainer::open_out() {
   write_file(out / "config.textproto", to_textproto(config_));
   write_file(out / "env.json", environment_json(ranks_, device_, numerics_key_));
   metrics_ = std::make_unique<MetricsWriter>((out / "metrics.jsonl").string(), first_step_);
+  if (first_step_ < config_.steps()) {
+    tensorboard_ = std::make_unique<TensorBoardWriter>((out / "tb").string());
+  }
 }
 
 void Trainer::make_step() {
@@ -246,6 +249,7 @@ int Trainer::run() {
                            (done == last || done % config_.eval_every() == 0);
     if (evaluates) evaluate(metrics);
     if (metrics_) metrics_->write(metrics);
+    if (tensorboard_) tensorboard_->write(metrics);
     if (progress_) progress_->step(metrics);
     const bool saves = config_.save_every() > 0 && done % config_.save_every() == 0;
     if (!config_.dry_run() && (saves || done == last || stopped)) save(done);

@@ -9,6 +9,7 @@
 #include "launch/data/dataset.h"
 #include "launch/metrics/metrics.h"
 #include "launch/metrics/progress.h"
+#include "launch/metrics/tensorboard.h"
 #include "launch/train/job.h"
 #include "launch/train/rank_device.h"
 #include "sharding/schedule.h"
@@ -66,6 +67,7 @@ class Trainer {
   std::unique_ptr<TrainStep> step_;
   std::optional<Schedule> schedule_;
   std::unique_ptr<MetricsWriter> metrics_;
+  std::unique_ptr<TensorBoardWriter> tensorboard_;
   std::unique_ptr<Progress> progress_;
   int64_t first_step_ = 0;  // done before this run
   int64_t last_saved_ = -1;
