@@ -105,74 +105,144 @@ const MemoryPlan::Program* MemoryPlan::find(const std::string& name) const {
   return nullptr;
 }
 
+// ---- replay
+
+namespace {
+
+// Holds one run of a program to the blocks that were planned: sizes, labels, order, frees. Allocates
+// nothing once it has room for the largest program.
+class Replay {
+ public:
+  void make_room(size_t blocks) { alive_.reserve(blocks); }
+  bool runs() const { return program_ != nullptr; }
+  const MemoryPlan::Program& program() const { return *program_; }
+
+  void begin(const MemoryPlan::Program& program) {
+    program_ = &program;
+    alive_.assign(program.blocks.size(), false);
+    next_ = 0;
+    event_ = 0;
+    departed_ = nullptr;
+  }
+
+  const MemoryPlan::Block& allocate(size_t bytes, const char* label) {
+    check_frees();  // before memory of a block that is still alive is handed out
+    const auto& blocks = program_->blocks;
+    SHARDRUN_CHECK(next_ < blocks.size(),
+                   "program {}: allocation {} is {} of {} bytes, planned only {}", program_->name,
+                   next_, label, bytes, blocks.size());
+    const MemoryPlan::Block& block = blocks[next_];
+    SHARDRUN_CHECK(block.bytes == bytes && block.label == label,
+                   "program {}: allocation {} is {} of {} bytes, planned {} of {} bytes",
+                   program_->name, next_, label, bytes, block.label, block.bytes);
+    SHARDRUN_CHECK(block.birth == event_,
+                   "program {}: allocation {} ({}) finds {} alive, planned to be freed before",
+                   program_->name, next_, label, overdue(block));
+    ++event_;
+    alive_[next_++] = true;
+    return block;
+  }
+
+  int64_t last() const { return static_cast<int64_t>(next_) - 1; }
+
+  void free(int64_t number) {
+    const MemoryPlan::Block& block = program_->blocks[number];
+    // Throwing here would end the process: the next allocation or the end does.
+    if (block.death != event_ && !departed_) {
+      departed_ = &block;
+      departed_at_ = event_;
+    }
+    ++event_;
+    alive_[number] = false;
+  }
+
+  void end() {
+    check_frees();
+    const auto& blocks = program_->blocks;
+    const auto leak = std::find(alive_.begin(), alive_.end(), true);
+    SHARDRUN_CHECK(leak == alive_.end(), "program {} ends with {} alive, planned to be freed before",
+                   program_->name, blocks[leak - alive_.begin()].label);
+    SHARDRUN_CHECK(next_ == blocks.size(),
+                   "program {} made {} allocations, planned {}: {} is missing", program_->name, next_,
+                   blocks.size(), blocks[next_].label);
+    program_ = nullptr;
+  }
+
+ private:
+  void check_frees() const {
+    SHARDRUN_CHECK(!departed_, "program {}: {} was freed at event {}, planned {}", program_->name,
+                   departed_->label, departed_at_, departed_->death);
+  }
+  // All frees so far came when planned, so an allocation is early because one did not come.
+  const std::string& overdue(const MemoryPlan::Block& next) const {
+    size_t i = 0;
+    while (!alive_[i] || program_->blocks[i].death > next.birth) ++i;
+    return program_->blocks[i].label;
+  }
+
+  const MemoryPlan::Program* program_ = nullptr;
+  std::vector<bool> alive_;
+  size_t next_ = 0;
+  int64_t event_ = 0, departed_at_ = 0;
+  const MemoryPlan::Block* departed_ = nullptr;  // the first that was not freed when planned
+};
+
+}  // namespace
+
 // ---- recording
 
 struct RecordingMemory::State {
   MemoryPlan plan;
-  int current = -1;      // program being run
-  bool repeats = false;  // it was recorded before: check instead of record
-  size_t next = 0;       // allocation of a repeated program
+  int recording = -1;  // program that runs for the first time
+  Replay replay;       // of one that ran before
   int64_t event = 0;
-  int64_t alive = 0;
 };
 
 RecordingMemory::RecordingMemory() : state_(std::make_unique<State>()) {}
 RecordingMemory::~RecordingMemory() = default;
 
-void RecordingMemory::begin(const char* program) {
+void RecordingMemory::begin(const char* name) {
   State& s = *state_;
-  SHARDRUN_CHECK(s.current < 0, "program {} begins inside {}", program,
-                 s.plan.programs[s.current].name);
-  s.next = 0;
+  SHARDRUN_CHECK(!s.replay.runs() && s.recording < 0, "program {} begins inside {}", name,
+                 s.replay.runs() ? s.replay.program().name : s.plan.programs[s.recording].name);
+  if (const MemoryPlan::Program* known = s.plan.find(name)) return s.replay.begin(*known);
+  s.recording = static_cast<int>(s.plan.programs.size());
   s.event = 0;
-  for (size_t i = 0; i < s.plan.programs.size(); ++i) {
-    if (s.plan.programs[i].name != program) continue;
-    s.current = static_cast<int>(i);
-    s.repeats = true;
-    return;
-  }
-  s.current = static_cast<int>(s.plan.programs.size());
-  s.repeats = false;
-  s.plan.programs.push_back({.name = program, .blocks = {}});
+  s.plan.programs.push_back({.name = name, .blocks = {}});
 }
 
 void RecordingMemory::end() {
   State& s = *state_;
-  SHARDRUN_CHECK(s.current >= 0, "end outside a program");
-  const MemoryPlan::Program& program = s.plan.programs[s.current];
-  SHARDRUN_CHECK(s.alive == 0, "program {} ends with {} blocks alive", program.name, s.alive);
-  SHARDRUN_CHECK(!s.repeats || s.next == program.blocks.size(),
-                 "program {} made {} allocations, {} when it ran before", program.name, s.next,
-                 program.blocks.size());
-  s.current = -1;
+  if (s.replay.runs()) return s.replay.end();
+  SHARDRUN_CHECK(s.recording >= 0, "end outside a program");
+  const MemoryPlan::Program& program = s.plan.programs[s.recording];
+  for (const MemoryPlan::Block& block : program.blocks) {
+    SHARDRUN_CHECK(block.death > 0, "program {} ends with {} alive, all must be freed before",
+                   program.name, block.label);
+  }
+  s.recording = -1;
 }
 
 Buffer RecordingMemory::do_allocate(size_t bytes, const char* label) {
   State& s = *state_;
-  MemoryPlan::Block block{.bytes = bytes, .label = label};
-  if (s.current < 0) {
-    s.plan.persistent.push_back(block);
-    return Buffer(this, nullptr, bytes, -1);
+  if (s.replay.runs()) {
+    s.replay.allocate(bytes, label);
+    return Buffer(this, nullptr, bytes, s.replay.last());
   }
-  MemoryPlan::Program& program = s.plan.programs[s.current];
-  ++s.alive;
-  if (s.repeats) {
-    SHARDRUN_CHECK(s.next < program.blocks.size() && program.blocks[s.next].bytes == bytes,
-                   "program {} departs from its first run at allocation {} ({}, {} bytes)",
-                   program.name, s.next, label, bytes);
-    return Buffer(this, nullptr, bytes, static_cast<int64_t>(s.next++));
-  }
-  block.birth = s.event++;
-  program.blocks.push_back(block);
-  return Buffer(this, nullptr, bytes, static_cast<int64_t>(program.blocks.size()) - 1);
+  const bool inside = s.recording >= 0;
+  std::vector<MemoryPlan::Block>& blocks =
+      inside ? s.plan.programs[s.recording].blocks : s.plan.persistent;
+  blocks.push_back({.bytes = bytes, .label = label});
+  if (!inside) return Buffer(this, nullptr, bytes, -1);
+  blocks.back().birth = s.event++;
+  return Buffer(this, nullptr, bytes, static_cast<int64_t>(blocks.size()) - 1);
 }
 
 void RecordingMemory::do_free(const Buffer& buffer) {
   State& s = *state_;
   if (buffer.id() < 0) return;  // persistent: the rehearsal ends
-  SHARDRUN_CHECK(s.current >= 0, "a block of a program was freed outside it");
-  --s.alive;
-  if (!s.repeats) s.plan.programs[s.current].blocks[buffer.id()].death = s.event++;
+  if (s.replay.runs()) return s.replay.free(buffer.id());
+  if (s.recording >= 0) s.plan.programs[s.recording].blocks[buffer.id()].death = s.event++;
 }
 
 MemoryPlan RecordingMemory::plan() const {
@@ -191,6 +261,7 @@ class ArenaMemory : public Memory {
   explicit ArenaMemory(MemoryPlan plan)
       : plan_(std::move(plan)),
         arena_(static_cast<std::byte*>(aligned_bytes(plan_.arena_bytes(), "the arena"))) {
+    for (const auto& program : plan_.programs) replay_.make_room(program.blocks.size());
     SHARDRUN_POISON(arena_, plan_.arena_bytes());
   }
   ~ArenaMemory() override {
@@ -199,65 +270,51 @@ class ArenaMemory : public Memory {
   }
 
   void begin(const char* name) override {
-    SHARDRUN_CHECK(program_ == nullptr, "program {} begins inside {}", name, program_->name);
-    for (const MemoryPlan::Program& program : plan_.programs) {
-      if (program.name == name) program_ = &program;
-    }
-    SHARDRUN_CHECK(program_ != nullptr, "program {} is not in the plan", name);
-    next_ = 0;
-    event_ = 0;
-    alive_ = 0;
+    SHARDRUN_CHECK(!replay_.runs(), "program {} begins inside {}", name, replay_.program().name);
+    const MemoryPlan::Program* program = plan_.find(name);
+    SHARDRUN_CHECK(program != nullptr, "program {} is not in the plan", name);
+    replay_.begin(*program);
   }
 
   void end() override {
-    SHARDRUN_CHECK(program_ != nullptr, "end outside a program");
-    SHARDRUN_CHECK(next_ == program_->blocks.size(), "program {} made {} allocations, planned {}",
-                   program_->name, next_, program_->blocks.size());
-    SHARDRUN_CHECK(alive_ == 0, "program {} ends with {} blocks alive", program_->name, alive_);
-    SHARDRUN_CHECK(departed_.empty(), "program {}: {} was freed earlier or later than planned",
-                   program_->name, departed_);
-    program_ = nullptr;
+    SHARDRUN_CHECK(replay_.runs(), "end outside a program");
+    replay_.end();
   }
 
  private:
   Buffer do_allocate(size_t bytes, const char* label) override {
-    const bool inside = program_ != nullptr;
-    const std::vector<MemoryPlan::Block>& blocks = inside ? program_->blocks : plan_.persistent;
-    size_t& next = inside ? next_ : next_persistent_;
-    const char* name = inside ? program_->name.c_str() : "persistent memory";
-    SHARDRUN_CHECK(next < blocks.size(), "{}: allocation {} ({}, {} bytes), planned only {}", name,
-                   next, label, bytes, blocks.size());
-    const MemoryPlan::Block& block = blocks[next];
-    SHARDRUN_CHECK(block.bytes == bytes && block.label == label,
-                   "{}: allocation {} is {} of {} bytes, planned {} of {} bytes", name, next, label,
-                   bytes, block.label, block.bytes);
-    if (inside) {
-      SHARDRUN_CHECK(block.birth == event_, "{}: allocation {} ({}) is event {}, planned {}", name,
-                     next, label, event_, block.birth);
-      ++event_;
-      ++alive_;
-    }
+    const bool inside = replay_.runs();
+    const MemoryPlan::Block& block =
+        inside ? replay_.allocate(bytes, label) : next_persistent(bytes, label);
     std::byte* data = arena_ + (inside ? plan_.persistent_bytes : 0) + block.offset;
     SHARDRUN_UNPOISON(data, bytes);
-    return Buffer(this, data, bytes, inside ? static_cast<int64_t>(next++) : (++next, -1));
+    return Buffer(this, data, bytes, inside ? replay_.last() : -1);
   }
 
   void do_free(const Buffer& buffer) override {
     SHARDRUN_POISON(buffer.data(), buffer.bytes());
-    if (buffer.id() < 0 || program_ == nullptr) return;  // persistent, or unwinding after an error
-    const MemoryPlan::Block& block = program_->blocks[buffer.id()];
-    // Throwing here would end the process: the departure shows at end().
-    if (block.death != event_ && departed_.empty()) departed_ = block.label;
-    ++event_;
-    --alive_;
+    // Neither for persistent memory, nor while an error outside a program unwinds.
+    if (buffer.id() >= 0 && replay_.runs()) replay_.free(buffer.id());
+  }
+
+  const MemoryPlan::Block& next_persistent(size_t bytes, const char* label) {
+    const auto& blocks = plan_.persistent;
+    const size_t next = next_persistent_;
+    SHARDRUN_CHECK(next < blocks.size(),
+                   "persistent memory: allocation {} is {} of {} bytes, planned only {}", next, label,
+                   bytes, blocks.size());
+    const MemoryPlan::Block& block = blocks[next];
+    SHARDRUN_CHECK(block.bytes == bytes && block.label == label,
+                   "persistent memory: allocation {} is {} of {} bytes, planned {} of {} bytes",
+                   next, label, bytes, block.label, block.bytes);
+    ++next_persistent_;
+    return block;
   }
 
   MemoryPlan plan_;
   std::byte* arena_;
-  const MemoryPlan::Program* program_ = nullptr;
-  size_t next_ = 0, next_persistent_ = 0;
-  int64_t event_ = 0, alive_ = 0;
-  std::string departed_;  // label of a block that was not freed when planned
+  Replay replay_;
+  size_t next_persistent_ = 0;
 };
 
 }  // namespace

@@ -128,6 +128,10 @@ Value ValuePool::take_gradient(const ValueId& value) {
 
 void ValuePool::move_gradient(const ValueId& from, const ValueId& to) {
   ValueSlot &source = *from.slot_, &target = *to.slot_;
+  if (!source.gradient) {  // none came, or a unit returned one Value twice and it has moved already
+    target.uses += std::exchange(source.uses, 0);
+    return;
+  }
   target.gradient = std::move(source.gradient);
   target.arrived = source.arrived;
   target.uses += source.uses;
