@@ -48,8 +48,8 @@ OwnedTensor allocate_tensor(Memory& memory, Dtype dtype, const Shape& shape, con
 static void* aligned_bytes(size_t bytes, const char* what) {
   void* data = std::aligned_alloc(Memory::kAlignment, std::max(bytes, Memory::kAlignment));
   if (!data) {
-    throw DeviceError("out of host memory: {} asked for {} bytes; use more ranks, a higher --zero or a "
-                      "smaller --micro-batch",
+    throw DeviceError("out of host memory: {} asked for {} bytes; use more ranks, a higher --zero "
+                      "or a smaller --micro-batch",
                       what, bytes);
   }
   return data;
@@ -109,8 +109,8 @@ const MemoryPlan::Program* MemoryPlan::find(const std::string& name) const {
 
 namespace {
 
-// Holds one run of a program to the blocks that were planned: sizes, labels, order, frees. Allocates
-// nothing once it has room for the largest program.
+// Holds one run of a program to the blocks that were planned: sizes, labels, order, frees.
+// Allocates nothing once it has room for the largest program.
 class Replay {
  public:
   void make_room(size_t blocks) { alive_.reserve(blocks); }
@@ -160,11 +160,12 @@ class Replay {
     check_frees();
     const auto& blocks = program_->blocks;
     const auto leak = std::find(alive_.begin(), alive_.end(), true);
-    SHARDRUN_CHECK(leak == alive_.end(), "program {} ends with {} alive, planned to be freed before",
-                   program_->name, blocks[leak - alive_.begin()].label);
+    SHARDRUN_CHECK(leak == alive_.end(),
+                   "program {} ends with {} alive, planned to be freed before", program_->name,
+                   blocks[leak - alive_.begin()].label);
     SHARDRUN_CHECK(next_ == blocks.size(),
-                   "program {} made {} allocations, planned {}: {} is missing", program_->name, next_,
-                   blocks.size(), blocks[next_].label);
+                   "program {} made {} allocations, planned {}: {} is missing", program_->name,
+                   next_, blocks.size(), blocks[next_].label);
     program_ = nullptr;
   }
 
@@ -301,8 +302,8 @@ class ArenaMemory : public Memory {
     const auto& blocks = plan_.persistent;
     const size_t next = next_persistent_;
     SHARDRUN_CHECK(next < blocks.size(),
-                   "persistent memory: allocation {} is {} of {} bytes, planned only {}", next, label,
-                   bytes, blocks.size());
+                   "persistent memory: allocation {} is {} of {} bytes, planned only {}", next,
+                   label, bytes, blocks.size());
     const MemoryPlan::Block& block = blocks[next];
     SHARDRUN_CHECK(block.bytes == bytes && block.label == label,
                    "persistent memory: allocation {} is {} of {} bytes, planned {} of {} bytes",

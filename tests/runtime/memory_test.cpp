@@ -349,7 +349,8 @@ Program random_program(uint32_t seed, bool last_in_first_out) {
                                 .birth = event++,
                                 .label = fmt::format("block {}", program.blocks.size())});
     } else {
-      const size_t i = last_in_first_out ? alive.size() - 1 : draw(static_cast<uint32_t>(alive.size()));
+      const size_t last = alive.size() - 1;
+      const size_t i = last_in_first_out ? last : draw(static_cast<uint32_t>(last) + 1);
       program.blocks[alive[i]].death = event++;
       alive.erase(alive.begin() + static_cast<std::ptrdiff_t>(i));
     }

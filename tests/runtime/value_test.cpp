@@ -170,7 +170,8 @@ TEST_F(ValueTest, OneGradientIsTakenAsItIs) {
   EXPECT_EQ(adds + casts, 0);
 }
 
-// 1 + 2^-8 is no bf16 and 1 + 2^-11 no fp16: a sum that is rounded on the way loses all the small ones.
+// 1 + 2^-8 is no bf16 and 1 + 2^-11 no fp16: a sum that is rounded on the way loses all the small
+// ones.
 TEST_F(ValueTest, SumsAreRoundedOnce) {
   for (Dtype dtype : {Dtype::bf16, Dtype::fp16}) {
     const float small = static_cast<float>(unit_roundoff(dtype));
