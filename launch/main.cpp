@@ -21,7 +21,7 @@ struct Subcommand {
 };
 
 constexpr Subcommand kRanked[] = {
-    {"train", "trains; writes OUT/{config.textproto, metrics.jsonl, tb/, checkpoints/}", run_train},
+    {"train", "trains; writes OUT/{metrics.jsonl, tb/, checkpoints/, report.html, ...}", run_train},
     {"smoke", "trains a tiny GPT for each stage and precision; a table of passes", run_smoke},
     {"generate", "continues a prompt from a checkpoint", run_generate},
 };
@@ -32,7 +32,8 @@ void print_usage() {
   std::puts(
       "  plan       memory, FLOPs and traffic of a rank for any --world-size and stage\n"
       "  data       text to tokens; inspects and checks token files\n"
-      "  checkpoint ls | verify | hash DIR\n\n"
+      "  checkpoint ls | verify | hash DIR\n"
+      "  report     OUT: writes OUT/report.html, one page with the run's curves and numbers\n\n"
       "shardrun SUBCOMMAND --help lists the flags.");
 }
 
@@ -49,7 +50,8 @@ const Subcommand& ranked_subcommand(const std::string& name) {
   for (const Subcommand& sub : kRanked) {
     if (name == sub.name) return sub;
   }
-  const std::vector<std::string> names{"train", "smoke", "generate", "plan", "data", "checkpoint"};
+  const std::vector<std::string> names{"train", "smoke", "generate", "plan", "data", "checkpoint",
+                                       "report"};
   throw UsageError("unknown subcommand '{}'; the nearest is '{}' (--help lists all)", name,
                    nearest_name(name, names));
 }
@@ -67,6 +69,7 @@ int run(int argc, char** argv) {
     return 0;
   }
   if (name == "checkpoint") return run_checkpoint(words);
+  if (name == "report") return run_report(words);
   if (name == "plan") return run_plan(words);
   CommandLine line;
   std::optional<Error> refused;

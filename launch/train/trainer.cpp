@@ -10,6 +10,7 @@
 
 #include "kernels/loss.h"
 #include "launch/commands.h"
+#include "launch/report/report.h"
 #include "launch/train/environment.h"
 
 namespace shardrun {
@@ -254,6 +255,7 @@ int Trainer::run() {
     const bool saves = config_.save_every() > 0 && done % config_.save_every() == 0;
     if (!config_.dry_run() && (saves || done == last || stopped)) save(done);
   }
+  report();
   progress_.reset();
   return stopped && done < last ? static_cast<int>(ExitCode::run_again) : 0;
 }
@@ -336,6 +338,16 @@ void Trainer::save(int64_t done) {
     }
   });
   if (progress_) progress_->message("saved " + folder);
+}
+
+// The checkpoint is written: a page that fails is no failure of the run.
+void Trainer::report() const {
+  if (!metrics_) return;
+  try {
+    progress_->message("report " + write_report(config_.out()));
+  } catch (const Error& error) {
+    progress_->message(fmt::format("warning: no report: {}", error.what()));
+  }
 }
 
 int run_train(const Config& config, RankContext& ranks) { return Trainer(config, ranks).run(); }

@@ -50,6 +50,7 @@ class Trainer {
   StepMetrics train_one(int64_t done);
   void evaluate(StepMetrics& metrics);
   void save(int64_t done);
+  void report() const;
   void handle_skip(const StepReport& report, int64_t done);
   bool should_stop() const;
 

@@ -117,10 +117,9 @@ TEST(TensorBoard, ScalarsOfEachStep) {
                                                                  {"step_ms", 20.f},
                                                                  {"tokens_per_s", 1234.f}}));
   EXPECT_EQ((*events)[2].step(), int64_t{1} << 40);
-  EXPECT_EQ(scalars((*events)[2]), (std::map<std::string, float>{{"loss_scale", 65536.f},
-                                                                 {"lr", 0.001f},
-                                                                 {"step_ms", 20.f},
-                                                                 {"val_loss", 3.5f}}));
+  EXPECT_EQ(scalars((*events)[2]),
+            (std::map<std::string, float>{
+                {"loss_scale", 65536.f}, {"lr", 0.001f}, {"step_ms", 20.f}, {"val_loss", 3.5f}}));
 }
 
 TEST(TensorBoard, ZeroIsWritten) {
