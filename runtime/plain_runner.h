@@ -1,6 +1,6 @@
-// The runner without shards: every parameter of a model on one rank in the activations' dtype, and the
-// fp32 gradients of one leaf. Tests and tools use it; a model that runs here runs sharded, for the
-// rule that a unit may only read its own parameters and its owners' is held here, too.
+// The runner without shards: every parameter of a model on one rank in the activations' dtype, and
+// the fp32 gradients of one leaf. Tests and tools use it; a model that runs here runs sharded, for
+// the rule that a unit may only read its own parameters and its owners' is held here, too.
 #pragma once
 
 #include <vector>
@@ -26,8 +26,8 @@ class PlainRunner : public UnitRunner {
   ConstTensor parameter(ParameterRef ref) override;
   GradientTarget gradient(ParameterRef ref) override;
 
-  // Any time, in the parameter's padded shape. Gradients are those of the last leaf that ran backward
-  // through the unit: zero for a parameter that this leaf did not use, or before any leaf.
+  // Any time, in the parameter's padded shape. Gradients are those of the last leaf that ran
+  // backward through the unit: zero for a parameter that it did not use, or before any leaf.
   Tensor value_of(ParameterRef ref) { return place(ref).value.tensor; }
   Tensor gradient_of(ParameterRef ref) { return place(ref).gradient.tensor; }
 
