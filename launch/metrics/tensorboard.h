@@ -1,6 +1,7 @@
 // Scalars for TensorBoard, written by the rank that reports beside metrics.jsonl:
 // OUT/tb/events.out.tfevents.<seconds>.<host>. An event file is a row of TFRecords, each one Event
-// message (event.proto). A resumed run starts a new file; TensorBoard shows a folder's files as one.
+// message (event.proto). A resumed run starts a new file; TensorBoard shows a folder's files as
+// one.
 #pragma once
 
 #include <cstdint>

@@ -195,7 +195,7 @@ std::string short_number(double value) {
   if (size >= 1e12) return fmt::format("{:.3g}", value);
   if (size >= 1e9) return fmt::format("{:.6g}G", value / 1e9);
   if (size >= 1e6) return fmt::format("{:.6g}M", value / 1e6);
-  if (size >= 1e4) return fmt::format("{:.6g}k", value / 1e3);
+  if (size >= 1e3) return fmt::format("{:.6g}k", value / 1e3);
   return fmt::format("{:.6g}", value);
 }
 

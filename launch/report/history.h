@@ -1,5 +1,5 @@
-// What a report shows of metrics.jsonl, in bounded memory however long the run was: totals, and each
-// quantity as a series of at most kMaxBuckets ranges of steps.
+// What a report shows of metrics.jsonl, in bounded memory however long the run was: totals, and
+// each quantity as a series of at most kMaxBuckets ranges of steps.
 #pragma once
 
 #include <cstdint>
@@ -47,8 +47,8 @@ struct History {
   int64_t best_val_step = 0;
 };
 
-// Reads line by line. A last line without its newline was cut and is ignored; null is "not measured".
-// NoInputError: no such file; DataError: names file and line.
+// Reads line by line. A last line without its newline was cut and is ignored; null is "not
+// measured". NoInputError: no such file; DataError: names file and line.
 History read_history(const std::string& path);
 
 }  // namespace shardrun

@@ -55,6 +55,7 @@ figcaption i { display: inline-block; width: 16px; height: 3px; margin-right: 6p
   vertical-align: middle; background: currentColor; }
 figcaption i.skip { width: 2px; height: 11px; }
 svg { display: block; width: 100%; height: auto; }
+@media (max-width: 700px) { .wide figure { overflow-x: auto; } .wide svg { width: 860px; } }
 svg text { fill: var(--soft); font-size: 12px; }
 .end { text-anchor: end; } .middle { text-anchor: middle; }
 .grid { stroke: var(--line); } .axis { stroke: var(--soft); }
@@ -126,7 +127,7 @@ Rows final_numbers(const History& h, const Config& config) {
   Rows rows{{"steps done", fmt::format("{} of {}", h.last_step, config.steps())},
             {"of these applied", fmt::format("{}", h.applied_steps)},
             {"skipped", fmt::format("{}", h.skipped)},
-            {"tokens", fmt::format("{}", h.tokens)},
+            {"tokens", short_number(static_cast<double>(h.tokens))},
             {"last loss", text_of(h.last_loss)},
             {"last validation loss", text_of(h.last_val_loss)}};
   if (h.best_val_loss) {
@@ -163,7 +164,8 @@ Rows run_rows(const Config& config, const Environment& env) {
 std::string charts(const History& h) {
   const auto half = [&](const char* title, const Series& series, const char* colour,
                         AxisScale scale, const Series* skips = nullptr) {
-    return chart_html({title, {{&series, title, colour}}, scale, h.first_step, h.last_step, skips});
+    return chart_html(
+        {title, {{&series, "scale", colour}}, scale, h.first_step, h.last_step, skips});
   };
   std::string html = "<div class=\"wide\">";
   html += chart_html(

@@ -1,6 +1,6 @@
 // One HTML page on a run, from its output folder: what ran, its final numbers, its curves. The page
-// stands alone: no scripts, nothing from elsewhere, light or dark as the reader's system is. Called by
-// `shardrun report` and, at the end, by `train`.
+// stands alone: no scripts, nothing from elsewhere, light or dark as the reader's system is. Called
+// by `shardrun report` and, at the end, by `train`.
 #pragma once
 
 #include <string>
