@@ -154,9 +154,9 @@ static int run_mpi(int* argc, char*** argv, int launched, FunctionRef<int(RankCo
     return static_cast<int>(error.code());
   } catch (const std::exception& exception) {
     const Error error = as_error(exception);
-    // Ranks often meet the same trouble at once. The lowest speaks and its abort ends the others, which
-    // wait for that before they speak themselves. The launcher ends ranks by SIGTERM, which training
-    // takes for a request to save.
+    // Ranks often meet the same trouble at once. The lowest speaks and its abort ends the others,
+    // which wait for that before they speak themselves. The launcher ends ranks by SIGTERM, which
+    // training takes for a request to save.
     std::signal(SIGTERM, SIG_DFL);
     std::this_thread::sleep_for(std::chrono::milliseconds(200) * std::min(world->rank(), 10));
     print_error(error, world->rank(), world->size());

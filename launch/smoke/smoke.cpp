@@ -146,9 +146,9 @@ Run train(const Config& config, RankContext& ranks, const std::string& precision
   return run;
 }
 
-// Where the gradients of all ranks part first from those of one rank alone; empty: nowhere. Each rank
-// looks at its own leaves; after the step of the fault all ranks differ, so the earliest step is it, and
-// in a leaf the unit that backward comes to first, which is the last one.
+// Where the gradients of all ranks part first from those of one rank alone; empty: nowhere. Each
+// rank looks at its own leaves; after the step of the fault all ranks differ, so the earliest step
+// is it, and in a leaf the unit that backward comes to first, which is the last one.
 std::string first_difference(const Run& alone, const Run& together, const RankContext& ranks) {
   using Place = std::array<int64_t, 3>;  // step, leaf, minus unit: the smallest is the first
   Place mine{INT64_MAX, 0, 0};

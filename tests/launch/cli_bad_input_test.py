@@ -1,5 +1,5 @@
-"""What a person gets wrong: one message that says what, got and wanted, the agreed exit code, no hang,
-no file left; alone and under mpirun, where exactly one rank speaks.
+"""What a person gets wrong: one message that says what, got and wanted, the agreed exit code, no
+hang, no file left; alone and under mpirun, where exactly one rank speaks.
 """
 import unittest
 
@@ -32,7 +32,7 @@ CASES = {
     "heads do not divide": (["--heads", 3], CONFIG, ["32", "3"]),
     "sum block does not fit": (["--reduce-every", "step", "--sum-block", 5], CONFIG,
                                ["--reduce-every step", "--sum-block"]),
-    "wire wider than the gradient": (["--reduce-dtype", "fp16"], CONFIG, ["--reduce-dtype", "fp16"]),
+    "wire of another type": (["--reduce-dtype", "fp16"], CONFIG, ["--reduce-dtype", "fp16"]),
     "scale without fp16": (["--loss-scale", 8], CONFIG, ["--loss-scale", "fp16"]),
     "vocabulary below the tokenizer's": (["--vocab", 100], CONFIG, ["100", "256"]),
     "data missing": (["--data", "nowhere.txt"], NO_INPUT, ["nowhere.txt"]),
@@ -57,7 +57,8 @@ CASES = {
     "time": (["--max-time", "soon"], USAGE, ["--max-time", "soon"]),
     **{f"{flag} {value}": ([flag, value], USAGE, [flag, str(value)])
        for flag in ["--layers", "--heads", "--channels", "--vocab", "--seq-len", "--micro-batch",
-                    "--global-batch", "--grad-accum", "--sum-block", "--steps", "--lr", "--log-every"]
+                    "--global-batch", "--grad-accum", "--sum-block", "--steps", "--lr",
+                    "--log-every"]
        for value in (0, -1)},
     **{f"{flag} -1": ([flag, -1], USAGE, [flag, "-1"])
        for flag in ["--threads", "--zero", "--warmup", "--weight-decay", "--seed", "--save-every"]},
@@ -67,8 +68,8 @@ UNDER_MPIRUN = [
     "unknown flag", "unknown field", "config file missing", "word for a number", "choice",
     "batches do not fit", "accumulation conflicts", "heads do not divide", "sum block does not fit",
     "scale without fp16", "vocabulary below the tokenizer's", "data missing", "data empty",
-    "data too short", "out below a file", "out in /proc", "resume from nothing", "init from nothing",
-    "model", "device", "transport not built", "no thread ranks", "--steps 0"]
+    "data too short", "out below a file", "out in /proc", "resume from nothing",
+    "init from nothing", "model", "device", "transport not built", "no thread ranks", "--steps 0"]
 
 
 def messages(err):
@@ -141,7 +142,8 @@ class BadInputTest(unittest.TestCase):
 
   @unittest.skipUnless(cli.MPIEXEC, "needs mpirun")
   def test_thread_ranks_under_mpirun(self):
-    self.refuse(["train", *GOOD, "--comm", "thread:2"], CONFIG, ["thread:2", "2 processes"], ranks=2)
+    self.refuse(["train", *GOOD, "--comm", "thread:2"], CONFIG, ["thread:2", "2 processes"],
+                ranks=2)
 
   def test_subcommands(self):
     cases = [(["trian"], USAGE, ["trian", "train"]),

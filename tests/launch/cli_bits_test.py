@@ -1,5 +1,5 @@
-"""One checkpoint hash, and losses and norms equal to the last digit, whatever the ranks, stage, threads,
-recomputation, transport and time of reduction: what a run computes is decided by its numbers alone.
+"""One checkpoint hash, and losses and norms equal to the last digit, whatever the ranks, stage,
+threads, recomputation, transport and time of reduction: what a run computes is decided by its numbers alone.
 """
 import itertools
 import random
@@ -73,8 +73,8 @@ class BitsTest(unittest.TestCase):
     """One rank, one thread, nothing sharded, nothing computed twice."""
     key = (precision, leaves, block)
     if key not in self.references:
-      self.references[key] = self.train(f"one-{precision}-{leaves}-{block}", precision, leaves, block,
-                                        "--comm", "thread:1", "--threads", 1)
+      self.references[key] = self.train(f"one-{precision}-{leaves}-{block}", precision, leaves,
+                                        block, "--comm", "thread:1", "--threads", 1)
     return self.references[key]
 
   def check(self, precision):
@@ -108,8 +108,8 @@ class BitsTest(unittest.TestCase):
     """Steps that are skipped: the same ones, to the same scales. Which element is named first goes
     by micro-steps, so the number of ranks has a say in it."""
     def train(out, ranks, *more):
-      text = cli.succeed("train", "--data", self.text, *cli.TINY, "--steps", 40, "--precision", "fp16",
-                         "--loss-scale-policy", "megatron", "--micro-batch", MICRO_BATCH,
+      text = cli.succeed("train", "--data", self.text, *cli.TINY, "--steps", 40, "--precision",
+                         "fp16", "--loss-scale-policy", "megatron", "--micro-batch", MICRO_BATCH,
                          "--global-batch", MICRO_BATCH * 7, "--eval-every", 0, "--out", out, *more,
                          ranks=ranks).decode()
       skips = re.findall(r"(step \d+): skipped, .* on rank \d+, .*(loss scale .*)", text)
@@ -124,7 +124,7 @@ class BitsTest(unittest.TestCase):
 
   def test_zz_what_must_differ(self):
     """A hash that never changes would pass everything above."""
-    # Sums of few 16-bit values are exact in fp32, in any order: blocks are told apart in fp32 alone.
+    # Sums of few 16-bit values are exact in fp32, in any order: fp32 alone tells blocks apart.
     keys = [(precision, leaves, 1) for precision in cli.PRECISIONS for leaves in FACTORS["leaves"]]
     digests = {key: self.reference(*key)[0] for key in [*keys, ("fp32", 12, 3), ("fp32", 7, 3)]}
     self.assertEqual(len(set(digests.values())), len(digests), digests)

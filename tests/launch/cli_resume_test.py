@@ -31,8 +31,8 @@ class ResumeTest(unittest.TestCase):
 
   def words(self, out, precision="fp32", steps=STEPS):
     return ["train", "--data", self.text, *cli.TINY, "--steps", steps, "--precision", precision,
-            "--micro-batch", 2, "--global-batch", 14, "--eval-every", 10, "--eval-steps", 2, "--out",
-            out]
+            "--micro-batch", 2, "--global-batch", 14, "--eval-every", 10, "--eval-steps", 2,
+            "--out", out]
 
   def train(self, out, at, *more, expect=0, precision="fp32"):
     words, ranks = at

@@ -1,7 +1,7 @@
 """What the tests of the real binary share: seeded text, runs with a deadline, pictures of a folder.
 
-Called as `python3 NAME_test.py BINARY WORKDIR [MPIEXEC]`. Every run starts in WORKDIR, which is made
-anew, and nothing outside it is read or written.
+Called as `python3 NAME_test.py BINARY WORKDIR [MPIEXEC]`. Every run starts in WORKDIR, which is
+made anew, and nothing outside it is read or written.
 """
 import os
 import pathlib

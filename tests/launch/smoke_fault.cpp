@@ -1,6 +1,6 @@
-// Proves that the smoke run finds a fault: doubles one gradient on rank 1, of one unit in one leaf and
-// step, and wants every row to fail and to name them, and the exit code that goes with it. Started like
-// shardrun: by mpirun, or with --comm thread:N.
+// Proves that the smoke run finds a fault: doubles one gradient on rank 1, of one unit in one leaf
+// and step, and wants every row to fail and to name them, and the exit code that goes with it.
+// Started like shardrun: by mpirun, or with --comm thread:N.
 #include <cstdio>
 
 #include "launch/smoke/smoke.h"
@@ -25,8 +25,8 @@ int check(const Config& config, RankContext& ranks) {
     const std::string wanted =
         fmt::format("rank 1: gradient of {} in leaf {}, step {} ", kUnit, kLeaf, kStep);
     if (!row.error.starts_with(wanted)) {
-      throw InternalError("{}, zero {}: got '{}', wanted '{}...'", row.precision, row.zero, row.error,
-                          wanted);
+      throw InternalError("{}, zero {}: got '{}', wanted '{}...'", row.precision, row.zero,
+                          row.error, wanted);
     }
   }
   return 0;
