@@ -30,6 +30,7 @@ static void fill_leaf(uint64_t key, int64_t vocabulary, Tensor tokens, Tensor ta
 }
 
 void SyntheticLeaves::training_leaf(int64_t step, int64_t leaf, Tensor tokens, Tensor targets) {
+  if (one_batch_) step = 0;
   fill_leaf(mix64(step * 1000 + leaf), vocabulary_, tokens, targets);
 }
 
@@ -82,15 +83,15 @@ StepResult run_steps(const StepCase& c, const BeforeStep& before_step) {
                          .precision = c.precision,
                          .wire = c.wire,
                          .sum_block = c.sum_block,
-                         .reduce_every = c.reduce_every};
-        options.shard.keep_fp32 = {"*ln_1*"};
+                         .reduce_every = c.reduce_every,
+                         .keep_fp32 = {"*ln_1*"}};
         options.seed = 42;
         options.micro_batch = 2;
         options.global_batch = 2 * c.leaves;
         options.seq_len = c.gpt.context;
         options.recompute_every = c.recompute;
         std::unique_ptr<Memory> memory = make_heap_memory();
-        SyntheticLeaves leaves(c.gpt.vocabulary);
+        SyntheticLeaves leaves(c.gpt.vocabulary, c.one_batch);
         if (c.arena) {
           RecordingMemory recorder;
           Stream meta(DeviceKind::meta, detect_isa(), &pool);

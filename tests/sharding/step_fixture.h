@@ -25,7 +25,8 @@ struct StepCase {
   int64_t leaves = 4;
   int steps = 3;
   std::string scaler = "none";
-  bool arena = false;  // plan on meta and replay, instead of plain heap memory
+  bool arena = false;      // plan on meta and replay, instead of plain heap memory
+  bool one_batch = false;  // every step sees the leaves of step 0
   GptConfig gpt;
 
   std::string text() const {
@@ -44,15 +45,18 @@ struct StepResult {
 
 GptConfig tiny_gpt();
 
-// Different tokens in every leaf of every step; a function of (step, leaf) alone.
+// Different tokens in every leaf of every step (or of one step, over and over); a function of (step,
+// leaf) alone.
 class SyntheticLeaves : public LeafSource {
  public:
-  explicit SyntheticLeaves(int64_t vocabulary) : vocabulary_(vocabulary) {}
+  explicit SyntheticLeaves(int64_t vocabulary, bool one_batch = false)
+      : vocabulary_(vocabulary), one_batch_(one_batch) {}
   void training_leaf(int64_t step, int64_t leaf, Tensor tokens, Tensor targets) override;
   void evaluation_leaf(int64_t leaf, Tensor tokens, Tensor targets) override;
 
  private:
   int64_t vocabulary_;
+  bool one_batch_;
 };
 
 // `before_step` may set a gradient hook, change the lr, ... on each rank.
