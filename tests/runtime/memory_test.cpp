@@ -223,6 +223,27 @@ void expect_departure(Memory& memory, const Departure& departure) {
   }
 }
 
+// Memory of a block that went at another time than planned may be the next one's, too.
+TEST(ArenaMemory, StopsBeforeMemoryIsHandedOutTwice) {
+  const auto memory = make_arena_memory(record());
+  const Persistent persistent(*memory);
+  memory->begin("step");
+  Buffer a = memory->allocate(100, "a"), b = memory->allocate(5000, "b");
+  a.reset();
+  EXPECT_THROW(memory->allocate(3000, "c"), InternalError);
+}
+
+TEST(Memory, AMissingAllocationIsNamed) {
+  const std::vector<std::string> first = {"+a 1", "-a", "+b 1", "-b"};
+  RecordingMemory recorder;
+  run_program(recorder, "step", first);
+  const auto arena = make_arena_memory(recorder.plan());
+  run_program(*arena, "step", first);
+  const Departure departure = {"Missing", {"+a 1", "-a"}, {"1 allocations", "planned 2", "b is"}};
+  expect_departure(*arena, departure);
+  expect_departure(recorder, departure);
+}
+
 TEST(ArenaMemory, DeparturesAreNamed) {
   const MemoryPlan plan = record();
   for (const Departure& departure : kDepartures) {

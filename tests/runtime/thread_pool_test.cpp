@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <limits>
 #include <mutex>
@@ -97,6 +98,48 @@ TEST_P(Pool, ManyExceptionsAreOne) {
     EXPECT_THROW(pool.run(20, [&](int64_t, int) { throw DataError("all of them"); }), DataError);
   }
   EXPECT_NO_THROW(pool.run(20, [](int64_t, int) {}));
+}
+
+// Several fail: the one that came first is told.
+TEST(ThreadPool, LaterExceptionsAreDropped) {
+  ThreadPool pool(2);
+  std::atomic<int> arrived = 0;
+  std::atomic<bool> thrown = false;
+  try {
+    pool.run(2, [&](int64_t task, int) {
+      ++arrived;
+      while (arrived < 2) std::this_thread::yield();
+      if (task == 0) {
+        thrown = true;
+        throw DataError("the first");
+      }
+      while (!thrown) std::this_thread::yield();
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      throw DataError("the second");
+    });
+    FAIL() << "swallowed";
+  } catch (const DataError& error) {
+    EXPECT_STREQ(error.what(), "the first");
+  }
+}
+
+// Half a second of tasks that nobody needs any more.
+TEST(ThreadPool, OtherThreadsStopAfterAnException) {
+  ThreadPool pool(2);
+  std::atomic<int> ran = 0;
+  std::atomic<bool> thrown = false;
+  EXPECT_THROW(pool.run(10000,
+                        [&](int64_t task, int) {
+                          if (task == 0) {
+                            thrown = true;
+                            throw DataError("stop");
+                          }
+                          while (!thrown) std::this_thread::yield();
+                          std::this_thread::sleep_for(std::chrono::microseconds(50));
+                          ++ran;
+                        }),
+               DataError);
+  EXPECT_LT(ran, 9999);
 }
 
 // After a failure no new task starts: with one thread that is exact.
