@@ -86,15 +86,17 @@ class ResumeTest(unittest.TestCase):
         out = f"signal-{ranks}"
         words = self.words(out, steps=10**6) + ["--comm", "mpi" if ranks else "thread:2"]
         metrics = cli.WORK / out / "metrics.jsonl"
-        process = subprocess.Popen(
-            cli.command([*words, "--schedule", "constant"], ranks), cwd=cli.WORK,
-            env=cli.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        log = cli.WORK / f"{out}.log"
+        with open(log, "wb") as errors:
+          process = subprocess.Popen(
+              cli.command([*words, "--schedule", "constant"], ranks), cwd=cli.WORK,
+              env=cli.environment(), stdout=subprocess.DEVNULL, stderr=errors)
         deadline = time.monotonic() + 40
         while not (metrics.exists() and metrics.read_bytes().count(b"\n") >= 3):
           self.assertLess(time.monotonic(), deadline)
           time.sleep(0.02)
         os.kill(process.pid, signal.SIGUSR1)
-        self.assertEqual(process.wait(timeout=40), 75)
+        self.assertEqual(process.wait(timeout=40), 75, log.read_text())
         done = len(cli.numbers(out))
         cli.succeed(*self.words(f"{out}-again", steps=10**6), "--schedule", "constant",
                     "--stop-after", done, expect=75)
