@@ -114,8 +114,8 @@ class RecordingMemory : public Memory {
 };
 
 // One arena of plan.arena_bytes(), allocated at construction and replayed. A departure from the plan
-// (size, label, order, count, leak) is an InternalError that names both. In builds with
-// SHARDRUN_SANITIZE dead ranges are poisoned for the address sanitizer.
+// (size, label, order, count, free, leak) is an InternalError that names both, thrown before the next
+// allocation. In builds with SHARDRUN_SANITIZE dead ranges are poisoned for the address sanitizer.
 std::unique_ptr<Memory> make_arena_memory(MemoryPlan plan);
 
 }  // namespace shardrun
