@@ -1,5 +1,9 @@
 #include "tests/sharding/step_fixture.h"
 
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "kernels/loss.h"
@@ -20,17 +24,17 @@ GptConfig tiny_gpt() {
 }
 
 static void fill_leaf(uint64_t key, int64_t vocabulary, Tensor tokens, Tensor targets) {
+  int64_t token = static_cast<int64_t>(mix64(key) % static_cast<uint64_t>(vocabulary));
   for (int64_t i = 0; i < tokens.numel(); ++i) {
-    const uint64_t a = mix64(key, i), b = mix64(key, i + 1);
-    tokens.as<int32_t>()[i] = static_cast<int32_t>(a % vocabulary);
-    // Some places do not count, a different number in each leaf.
+    const int64_t next = (token * 5 + 3) % vocabulary;
+    tokens.as<int32_t>()[i] = static_cast<int32_t>(token);
     targets.as<int32_t>()[i] =
-        b % 7 == 0 ? kernels::kIgnoreTarget : static_cast<int32_t>(b % vocabulary);
+        mix64(key, i + 1) % 7 == 0 ? kernels::kIgnoreTarget : static_cast<int32_t>(next);
+    token = next;
   }
 }
 
 void SyntheticLeaves::training_leaf(int64_t step, int64_t leaf, Tensor tokens, Tensor targets) {
-  if (one_batch_) step = 0;
   fill_leaf(mix64(step * 1000 + leaf), vocabulary_, tokens, targets);
 }
 
@@ -67,14 +71,17 @@ static void collect(TrainStep& step, StepResult& result) {
   }
 }
 
-StepResult run_steps(const StepCase& c, const BeforeStep& before_step) {
+StepResult run_steps(const StepCase& c, const BeforeStep& before_step,
+                     const AfterStep& after_step) {
   StepResult result;
   std::mutex mutex;
   run_thread_ranks(
       c.world_size,
       [&](Communicator& comm) {
         flush_denormals_on_this_thread();
-        const Gpt model(c.gpt);
+        const std::unique_ptr<Model> made =
+            c.make_model ? c.make_model() : std::make_unique<Gpt>(c.gpt);
+        const Model& model = *made;
         ThreadPool pool(c.threads);
         Stream stream(DeviceKind::cpu, detect_isa(), &pool);
         StepOptions options;
@@ -91,21 +98,24 @@ StepResult run_steps(const StepCase& c, const BeforeStep& before_step) {
         options.seq_len = c.gpt.context;
         options.recompute_every = c.recompute;
         std::unique_ptr<Memory> memory = make_heap_memory();
-        SyntheticLeaves leaves(c.gpt.vocabulary, c.one_batch);
+        const std::unique_ptr<LeafSource> leaves =
+            c.make_leaves ? c.make_leaves() : std::make_unique<SyntheticLeaves>(c.gpt.vocabulary);
         if (c.arena) {
           RecordingMemory recorder;
           Stream meta(DeviceKind::meta, detect_isa(), &pool);
           const auto meta_comm = make_meta_communicator(comm.rank(), c.world_size, "thread");
           TrainStep rehearsal(model, options, c.scaler, *meta_comm, recorder, meta);
           rehearsal.initialize();
-          rehearsal(0, 1e-3, leaves);
+          rehearsal(0, 1e-3, *leaves);
           memory = make_arena_memory(recorder.plan());
         }
         TrainStep step(model, options, c.scaler, comm, *memory, stream);
         step.initialize();
         for (int64_t s = 0; s < c.steps; ++s) {
+          if (s == c.left_out) continue;
           if (before_step) before_step(step, comm.rank(), s);
-          StepReport report = step(s, 1e-2, leaves);
+          const StepReport report = step(s, 1e-2, *leaves);
+          if (after_step) after_step(step, comm.rank(), s, report);
           if (comm.rank() == 0) {
             result.reports.push_back(report);
             result.scales.push_back(step.scaler().scale());
@@ -117,6 +127,52 @@ StepResult run_steps(const StepCase& c, const BeforeStep& before_step) {
       },
       60);
   return result;
+}
+
+void expect_same(const StepResult& expected, const StepResult& got, const std::string& what) {
+  ASSERT_EQ(expected.tensors.size(), got.tensors.size()) << what;
+  for (const auto& [name, bits] : expected.tensors) {
+    const auto it = got.tensors.find(name);
+    ASSERT_NE(it, got.tensors.end()) << what << ": " << name;
+    ASSERT_EQ(bits.size(), it->second.size()) << what << ": " << name;
+    const auto [a, b] = std::mismatch(bits.begin(), bits.end(), it->second.begin());
+    ASSERT_EQ(a, bits.end()) << what << ": " << name << "[" << a - bits.begin() << "] is "
+                             << std::hex << *b << ", wanted " << *a;
+  }
+  ASSERT_EQ(expected.reports.size(), got.reports.size()) << what;
+  for (size_t s = 0; s < expected.reports.size(); ++s) {
+    const Decision &a = expected.reports[s].decision, &b = got.reports[s].decision;
+    EXPECT_EQ(std::bit_cast<uint64_t>(a.loss), std::bit_cast<uint64_t>(b.loss)) << what << " " << s;
+    EXPECT_EQ(std::bit_cast<uint64_t>(a.norm), std::bit_cast<uint64_t>(b.norm)) << what << " " << s;
+  }
+}
+
+void Poison::put_into(TrainStep& step) {
+  plan = &step.state().plan();
+  unit = -1;
+  for (const UnitPlan& u : plan->units()) {
+    for (const ParameterPlace& p : u.places) {
+      if (p.spec->name != parameter) continue;
+      unit = u.unit->index();
+      segment = p.segment;
+      place = p.offset + element;
+    }
+  }
+  SHARDRUN_CHECK(unit >= 0, "no parameter {}", parameter);
+  seen_unit = nullptr;
+  seen_leaf = -1;
+  step.runner().set_gradient_hook(
+      [](void* context, int64_t at, const Unit& here, Tensor gradient) {
+        Poison& p = *static_cast<Poison*>(context);
+        if (&here != p.seen_unit || at != p.seen_leaf) p.seen = 0;
+        p.seen_unit = &here;
+        p.seen_leaf = at;
+        const int s = p.seen++;
+        float* values = gradient.as<float>();
+        if (p.alone) std::fill(values, values + gradient.numel(), 0.0f);
+        if (at == p.leaf && here.index() == p.unit && s == p.segment) values[p.place] = p.value;
+      },
+      this);
 }
 
 }  // namespace shardrun::test

@@ -1,8 +1,10 @@
-// Runs a few steps of a tiny GPT on thread ranks and returns everything that must not depend on how the
-// work was split: parameters, moments, printed losses and norms.
+// Runs a few steps of a tiny model on thread ranks and returns everything that must not depend on
+// how the work was split: parameters, moments, printed losses and norms.
 #pragma once
 
+#include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -25,9 +27,13 @@ struct StepCase {
   int64_t leaves = 4;
   int steps = 3;
   std::string scaler = "none";
-  bool arena = false;      // plan on meta and replay, instead of plain heap memory
-  bool one_batch = false;  // every step sees the leaves of step 0
+  bool arena = false;  // plan on meta and replay, instead of plain heap memory
   GptConfig gpt;
+  UpdateOptions update;
+  int64_t left_out = -1;  // a step that is not run at all
+  // Others than the GPT and SyntheticLeaves; gpt.context and gpt.vocabulary hold for them, too.
+  std::function<std::unique_ptr<Model>()> make_model;
+  std::function<std::unique_ptr<LeafSource>()> make_leaves;
 
   std::string text() const {
     return fmt::format("W={} zero={} threads={} recompute={} {} wire={} block={} {} leaves={}",
@@ -49,18 +55,40 @@ GptConfig tiny_gpt();
 // leaf) alone.
 class SyntheticLeaves : public LeafSource {
  public:
-  explicit SyntheticLeaves(int64_t vocabulary, bool one_batch = false)
-      : vocabulary_(vocabulary), one_batch_(one_batch) {}
+  explicit SyntheticLeaves(int64_t vocabulary) : vocabulary_(vocabulary) {}
   void training_leaf(int64_t step, int64_t leaf, Tensor tokens, Tensor targets) override;
   void evaluation_leaf(int64_t leaf, Tensor tokens, Tensor targets) override;
 
  private:
   int64_t vocabulary_;
-  bool one_batch_;
 };
 
-// `before_step` may set a gradient hook, change the lr, ... on each rank.
+// `before_step` may set a gradient hook, change the scaler, ... on each rank; `after_step` may look.
 using BeforeStep = std::function<void(TrainStep&, int rank, int64_t step)>;
-StepResult run_steps(const StepCase& c, const BeforeStep& before_step = {});
+using AfterStep = std::function<void(TrainStep&, int rank, int64_t step, const StepReport&)>;
+StepResult run_steps(const StepCase& c, const BeforeStep& before_step = {},
+                     const AfterStep& after_step = {});
+
+// Bits of tensors, losses and norms; the place of the first difference.
+void expect_same(const StepResult& expected, const StepResult& got, const std::string& what);
+
+// Sets one element of one leaf's gradient, before it is rounded to the wire; as a gradient hook of
+// one rank. The hook sees no segment's number, but sees segments in order.
+struct Poison {
+  int64_t leaf = 0;
+  std::string parameter;
+  int64_t element = 0;
+  float value = 0;
+  bool alone = false;  // every other element of every leaf becomes 0
+
+  const ShardPlan* plan = nullptr;
+  int unit = -1, segment = -1;
+  int64_t place = 0;
+  const Unit* seen_unit = nullptr;
+  int64_t seen_leaf = -1;
+  int seen = 0;
+
+  void put_into(TrainStep& step);
+};
 
 }  // namespace shardrun::test
