@@ -4,7 +4,9 @@
 #include <cstdlib>
 #include <iostream>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "launch/commands.h"
@@ -18,13 +20,24 @@ struct Subcommand {
   const char* name;
   const char* does;
   int (*run)(const Config& config, RankContext& ranks);
+  std::span<const std::string_view> hidden;  // groups of flags that have no part in it
 };
 
+constexpr std::string_view kNotTrain[] = {"Generation"};
+constexpr std::string_view kNotSmoke[] = {"Model", "Numbers", "Batch",      "Optimizer",
+                                          "Data",  "Output",  "Trying out", "Generation"};
+constexpr std::string_view kNotGenerate[] = {"Model", "Batch", "Optimizer", "Output",
+                                             "Trying out"};
+
 constexpr Subcommand kRanked[] = {
-    {"train", "trains; writes OUT/{metrics.jsonl, tb/, checkpoints/, report.html, ...}", run_train},
-    {"smoke", "trains a tiny GPT for each stage and precision; a table of passes", run_smoke},
-    {"generate", "continues a prompt from a checkpoint", run_generate},
+    {"train", "trains; writes OUT/{metrics.jsonl, tb/, checkpoints/, report.html, ...}", run_train,
+     kNotTrain},
+    {"smoke", "trains a tiny GPT for each stage and precision; a table of passes", run_smoke,
+     kNotSmoke},
+    {"generate", "continues a prompt from a checkpoint", run_generate, kNotGenerate},
 };
+
+constexpr const char* kNotBuilt[] = {"doctor", "bench", "supervise"};
 
 void print_usage() {
   std::puts("usage: shardrun SUBCOMMAND [CONFIG.textproto] [--flag value | --flag=value]...\n");
@@ -32,7 +45,7 @@ void print_usage() {
   std::puts(
       "  plan       memory, FLOPs and traffic of a rank for any --world-size and stage\n"
       "  data       text to tokens; inspects and checks token files\n"
-      "  checkpoint ls | verify | hash DIR\n"
+      "  checkpoint ls | verify | hash DIR: a run's checkpoints; is one sound; its digest\n"
       "  report     OUT: writes OUT/report.html, one page with the run's curves and numbers\n\n"
       "shardrun SUBCOMMAND --help lists the flags.");
 }
@@ -49,6 +62,9 @@ bool prints_usage_errors() {
 const Subcommand& ranked_subcommand(const std::string& name) {
   for (const Subcommand& sub : kRanked) {
     if (name == sub.name) return sub;
+  }
+  for (const char* missing : kNotBuilt) {
+    if (name == missing) throw UsageError("{}: not built yet (--help lists what is)", name);
   }
   const std::vector<std::string> names{"train", "smoke", "generate", "plan", "data", "checkpoint",
                                        "report"};
@@ -84,7 +100,8 @@ int run(int argc, char** argv) {
     refused = error;
   }
   if (!refused && line.help) {
-    std::printf("shardrun %s: %s\n\n%s", sub->name, sub->does, flags_help().c_str());
+    std::printf("shardrun %s: %s\n\n%s", sub->name, sub->does,
+                flags_help(sub->hidden).c_str());
     return 0;
   }
   return run_on_ranks(line.config, refused, &argc, &argv,

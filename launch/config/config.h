@@ -63,8 +63,8 @@ Config with_defaults(const Config& config);
 // One field a line, in schema order; parse_textproto reads it back to the same message.
 std::string to_textproto(const Config& config);
 
-// Flags by group with help, default, values and aliases.
-std::string flags_help();
+// Flags by group with help, default, values and aliases; without the groups named in `hidden`.
+std::string flags_help(std::span<const std::string_view> hidden = {});
 
 // Seconds in "HH:MM:SS", "MM:SS" or "SS"; UsageError otherwise.
 int64_t parse_duration(const std::string& text);

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <map>
 #include <vector>
 
@@ -11,13 +12,14 @@ namespace shardrun {
 
 using google::protobuf::FieldDescriptor;
 
-std::string flags_help() {
+std::string flags_help(std::span<const std::string_view> hidden) {
   std::vector<std::string> groups;
   std::map<std::string, std::string> text;
   const auto* schema = Config::descriptor();
   for (int i = 0; i < schema->field_count(); ++i) {
     const FieldDescriptor* field = schema->field(i);
     const FlagOptions& o = options_of(field);
+    if (std::find(hidden.begin(), hidden.end(), o.group()) != hidden.end()) continue;
     if (!text.contains(o.group())) groups.push_back(o.group());
     std::string value = o.value();
     if (value.empty() && !o.choice().empty()) value = fmt::format("{}", fmt::join(o.choice(), "|"));

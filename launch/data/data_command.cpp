@@ -109,6 +109,15 @@ void check(const Config& config, const std::string& path, const Tokenizer& token
 
 void data_command(std::span<const std::string> words, std::ostream& out) {
   CommandLine line = parse_command_line(words);
+  if (line.help) {
+    out << "usage: shardrun data [encode] TEXT --out FILE.bin [--tokenizer T]\n"
+           "           writes the text's tokens\n"
+           "       shardrun data inspect FILE [--tokenizer T] [--json]\n"
+           "           format, counts, first tokens\n"
+           "       shardrun data check FILE [--vocab N | --tokenizer T]\n"
+           "           is every token in the vocabulary\n";
+    return;
+  }
   std::vector<std::string>& operands = line.operands;
   std::string verb = "encode";
   if (!operands.empty() &&

@@ -12,6 +12,8 @@
 namespace shardrun {
 namespace {
 
+constexpr std::string_view kHiddenFlags[] = {"Optimizer", "Trying out", "Generation"};
+
 class NoLeaves : public LeafSource {  // meta never asks
   void training_leaf(int64_t, int64_t, Tensor, Tensor) override {}
   void evaluation_leaf(int64_t, Tensor, Tensor) override {}
@@ -28,7 +30,8 @@ std::map<std::string, size_t> by_label(const std::vector<MemoryPlan::Block>& blo
 int run_plan(const std::vector<std::string>& words) {
   const CommandLine line = parse_command_line(words);
   if (line.help) {
-    std::printf("shardrun plan: memory, FLOPs and traffic of a rank\n\n%s", flags_help().c_str());
+    std::printf("shardrun plan: memory, FLOPs and traffic of a rank\n\n%s",
+                flags_help(kHiddenFlags).c_str());
     return 0;
   }
   if (!line.operands.empty()) {
@@ -91,9 +94,9 @@ int run_plan(const std::vector<std::string>& words) {
                                               1.0)
                                    : 0.0);
   }
-  std::printf("a step of this rank: %lld micro-steps, %sFLOP, %s sent\n",
-              static_cast<long long>(batch.micro_steps), count_text(flops).c_str(),
-              bytes_text(sent).c_str());
+  std::printf("a step of this rank: %lld micro-step%s, %sFLOP, %s sent\n",
+              static_cast<long long>(batch.micro_steps), batch.micro_steps == 1 ? "" : "s",
+              count_text(flops).c_str(), bytes_text(sent).c_str());
   return 0;
 }
 

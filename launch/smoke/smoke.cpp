@@ -211,8 +211,8 @@ int print_smoke(const std::vector<SmokeRow>& rows, const RankContext& ranks) {
                   row.first_loss, row.last_loss, row.hash.c_str(),
                   row.error.empty() ? "pass" : ("FAIL: " + row.error).c_str());
     }
-    std::printf("%zu passed, %d failed, %d ranks over %s\n", rows.size() - failed, failed,
-                ranks.comm.size(), ranks.comm.transport());
+    std::printf("%zu passed, %d failed, %d rank%s over %s\n", rows.size() - failed, failed,
+                ranks.comm.size(), ranks.comm.size() == 1 ? "" : "s", ranks.comm.transport());
   }
   return failed ? static_cast<int>(ExitCode::internal) : 0;
 }
