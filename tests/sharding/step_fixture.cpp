@@ -92,6 +92,7 @@ StepResult run_steps(const StepCase& c, const BeforeStep& before_step,
                          .sum_block = c.sum_block,
                          .reduce_every = c.reduce_every,
                          .keep_fp32 = {"*ln_1*"}};
+        options.update = c.update;
         options.seed = 42;
         options.micro_batch = 2;
         options.global_batch = 2 * c.leaves;
