@@ -256,6 +256,9 @@ int Trainer::run() {
     if (!config_.dry_run() && (saves || done == last || stopped)) save(done);
   }
   report();
+  if (stopped && done < last && progress_) {
+    progress_->message(fmt::format("stopped after {} of {} steps; run again to go on", done, last));
+  }
   progress_.reset();
   return stopped && done < last ? static_cast<int>(ExitCode::run_again) : 0;
 }
