@@ -209,7 +209,8 @@ void RecordingMemory::begin(const char* name) {
   if (const MemoryPlan::Program* known = s.plan.find(name)) return s.replay.begin(*known);
   s.recording = static_cast<int>(s.plan.programs.size());
   s.event = 0;
-  s.plan.programs.push_back({.name = name, .blocks = {}});
+  s.plan.programs.push_back(
+      {.name = name, .blocks = {}, .persistent = s.plan.persistent.size()});
 }
 
 void RecordingMemory::end() {
@@ -274,6 +275,9 @@ class ArenaMemory : public Memory {
     SHARDRUN_CHECK(!replay_.runs(), "program {} begins inside {}", name, replay_.program().name);
     const MemoryPlan::Program* program = plan_.find(name);
     SHARDRUN_CHECK(program != nullptr, "program {} is not in the plan", name);
+    SHARDRUN_CHECK(next_persistent_ >= program->persistent,
+                   "program {} begins after {} persistent allocations, planned {}", name,
+                   next_persistent_, program->persistent);
     replay_.begin(*program);
   }
 

@@ -88,6 +88,7 @@ struct MemoryPlan {
     std::vector<Block> blocks;  // in order of birth
     size_t peak_bytes = 0;      // lower bound: the most that is alive at once
     size_t arena_bytes = 0;     // what the offsets need
+    size_t persistent = 0;      // persistent blocks that were there when it first began
   };
   std::vector<Block> persistent;
   size_t persistent_bytes = 0;

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -45,6 +46,15 @@ struct ThreadPool::State {
   int64_t tasks = 0;
   std::atomic<int64_t> next{0};
   std::exception_ptr error;
+
+  void end() {
+    {
+      std::lock_guard lock(mutex);
+      ending = true;
+    }
+    start.notify_all();
+    for (std::thread& worker : workers) worker.join();
+  }
 
   void work(int thread) {
     for (int64_t task; (task = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
@@ -84,18 +94,20 @@ struct ThreadPool::State {
 ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
   SHARDRUN_CHECK(threads >= 1, "{} threads", threads);
   state_->scratch.resize(threads);
-  for (int t = 1; t < threads; ++t) {
-    state_->workers.emplace_back([state = state_.get(), t] { state->live(t); });
+  try {
+    for (int t = 1; t < threads; ++t) {
+      state_->workers.emplace_back([state = state_.get(), t] { state->live(t); });
+    }
+  } catch (const std::system_error& error) {  // the ones that did start must end first
+    const size_t started = state_->workers.size() + 1;
+    state_->end();
+    throw DeviceError("{} threads asked for, the system gives {} ({}); lower --threads", threads,
+                      started, error.what());
   }
 }
 
 ThreadPool::~ThreadPool() {
-  {
-    std::lock_guard lock(state_->mutex);
-    state_->ending = true;
-  }
-  state_->start.notify_all();
-  for (std::thread& worker : state_->workers) worker.join();
+  state_->end();
   for (State::Scratch& scratch : state_->scratch) std::free(scratch.data);
 }
 
@@ -128,6 +140,7 @@ void* ThreadPool::scratch(int thread, size_t bytes) {
   State::Scratch& scratch = state_->scratch[thread];
   if (bytes > scratch.bytes) {
     std::free(scratch.data);
+    scratch = {};  // what stands if the next line finds no memory
     const size_t rounded = (bytes + 4095) / 4096 * 4096;
     scratch.data = std::aligned_alloc(64, rounded);
     if (!scratch.data) throw DeviceError("{} bytes of scratch memory for a thread: not there", bytes);

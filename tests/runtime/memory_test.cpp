@@ -278,6 +278,7 @@ TEST(ArenaMemory, PersistentDeparturesAreNamed) {
          m.allocate(1, "more");
        },
        {"more", "only 2"}},
+      {[](Memory& m) { m.begin("step"); }, {"step", "0 persistent", "planned"}},
   };
   for (const auto& [run, mentions] : kCases) {
     const auto memory = make_arena_memory(plan);
@@ -295,6 +296,7 @@ TEST(ArenaMemory, PersistentDeparturesAreNamed) {
 
 TEST(Memory, ProgramsDoNotNestAndMustBeKnown) {
   const auto arena = make_arena_memory(record());
+  const Persistent persistent(*arena);
   RecordingMemory recorder;
   EXPECT_THROW(arena->begin("predict"), InternalError) << "not in the plan";
   for (Memory* memory : {arena.get(), static_cast<Memory*>(&recorder)}) {

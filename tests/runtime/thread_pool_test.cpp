@@ -2,6 +2,7 @@
 #include "runtime/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <chrono>
@@ -212,6 +213,24 @@ TEST_P(Pool, WorkersFlushDenormals) {
   EXPECT_EQ(kept, 0);
 #endif
 }
+
+#ifndef __SANITIZE_ADDRESS__  // it needs the address space itself
+// In a process of its own, with too little address space for that many stacks.
+TEST(ThreadPoolDeathTest, ThreadsThatTheSystemRefusesAreAnError) {
+  const auto start_too_many = [] {
+    const rlimit limit{size_t{1} << 30, size_t{1} << 30};
+    setrlimit(RLIMIT_AS, &limit);
+    try {
+      ThreadPool pool(100000);
+    } catch (const DeviceError& error) {
+      std::fprintf(stderr, "%s\n", error.what());
+      std::_Exit(69);
+    }
+    std::_Exit(0);
+  };
+  EXPECT_EXIT(start_too_many(), testing::ExitedWithCode(69), "100000 threads asked for");
+}
+#endif
 
 TEST(ThreadPool, NoThreadsAreRefused) { EXPECT_THROW(ThreadPool(0), InternalError); }
 
