@@ -61,7 +61,9 @@ TEST_P(StepAllocations, NothingAfterTheSecondStep) {
   for (int zero : {0, 1, 2, 3}) {
     for (int recompute : {0, 1}) {
       const Gpt model(tiny_gpt());
-      ThreadPool pool(2);
+      // One thread: with several, which of them first meets a shape, and then keeps oneDNN's primitive
+      // for it, is a matter of chance.
+      ThreadPool pool(1);
       const auto group = ThreadGroup::make(1);
       const auto comm = group->communicator(0);
       StepOptions options;
