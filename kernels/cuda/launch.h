@@ -25,8 +25,8 @@ struct Launch {
 // Throws DeviceError; `code` is a cudaError_t.
 [[noreturn]] void launch_failed(const char* kernel, int code, const char* text);
 
-template <typename... Parameters, typename... Arguments>
-void launch(const Launch& launch, void (*kernel)(Parameters...), Arguments... arguments) {
+template <typename... Parameters>
+void start(const Launch& launch, void (*kernel)(Parameters...), Parameters... arguments) {
   cudaLaunchConfig_t config{};
   config.gridDim = launch.grid;
   config.blockDim = launch.block;
@@ -39,7 +39,7 @@ void launch(const Launch& launch, void (*kernel)(Parameters...), Arguments... ar
                                  static_cast<int>(launch.shared_bytes));
   }
   if (error == cudaSuccess) {
-    error = cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+    error = cudaLaunchKernelEx(&config, kernel, arguments...);
   }
   if (error != cudaSuccess) launch_failed(launch.kernel, error, cudaGetErrorString(error));
 }
@@ -56,5 +56,10 @@ struct Shared {
 __device__ __forceinline__ void expect_aligned(const void*, size_t) {}
 
 #endif
+
+template <typename... Parameters, typename... Arguments>
+void launch(const Launch& launch, void (*kernel)(Parameters...), Arguments... arguments) {
+  start<Parameters...>(launch, kernel, static_cast<Parameters>(arguments)...);
+}
 
 }  // namespace shardrun::cuda

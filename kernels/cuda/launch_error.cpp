@@ -1,4 +1,4 @@
-// Apart from launch.h, whose includers are compiled by nvcc, which this header's library does not suit.
+// What a failed launch throws; apart from the kernels, because nvcc cannot read the formatting library.
 #include "runtime/error.h"
 
 namespace shardrun::cuda {
