@@ -157,7 +157,6 @@ void Device::run(const char* kernel, dim3 grid, dim3 block, size_t shared_bytes,
   }
   if (shared_bytes > l.shared) refuse(fmt::format("{} bytes of shared memory", shared_bytes));
 
-  ++launches_;
   kernel_ = kernel;
   body_ = &body;
   dynamic_bytes_ = shared_bytes;
@@ -277,6 +276,7 @@ bool Device::release_barrier() {
                                                      : votes == threads();
   }
   ++epoch_;
+  ++barriers_passed_;
   return true;
 }
 

@@ -87,7 +87,7 @@ class Device {
   // Barriers met so far, and one that is left out from now on: what a test should notice.
   const std::set<Site>& barriers() const { return barriers_; }
   void skip_barrier(const Site* site) { skipped_ = site; }
-  int64_t launches() const { return launches_; }
+  int64_t barriers_passed() const { return barriers_passed_; }  // by any block
 
   // ---- For kernels and launch().
   void run(const char* kernel, dim3 grid, dim3 block, size_t shared_bytes,
@@ -132,7 +132,7 @@ class Device {
   Limits limits_;
   std::set<Site> barriers_;
   const Site* skipped_ = nullptr;
-  int64_t launches_ = 0;
+  int64_t barriers_passed_ = 0;
 
   const char* kernel_ = "";
   const std::function<void()>* body_ = nullptr;
