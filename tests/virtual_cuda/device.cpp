@@ -7,6 +7,7 @@
 #include <exception>
 
 #ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -164,6 +165,10 @@ void Device::run(const char* kernel, dim3 grid, dim3 block, size_t shared_bytes,
   gridDim = grid;
   blockDim = block;
   fibers_.assign(static_cast<size_t>(threads), Fiber{});
+#ifdef __SANITIZE_ADDRESS__
+  // A violation leaves fibers where they are, and the marks of their frames on stacks used again.
+  __asan_unpoison_memory_region(stacks_->memory, kStackBytes * threads);
+#endif
   for (unsigned z = 0; z < grid.z; ++z) {
     for (unsigned y = 0; y < grid.y; ++y) {
       for (unsigned x = 0; x < grid.x; ++x) {
@@ -251,9 +256,9 @@ void Device::run_block() {
 }
 
 int Device::barrier(Vote vote, bool value, const std::source_location& at) {
-  Site site{at.file_name(), at.line()};
+  const Site site{at.file_name(), at.line()};
   if (skipped_ && *skipped_ == site) return value;
-  barriers_.insert(std::move(site));
+  barriers_.insert(site);
   Fiber& fiber = fibers_[static_cast<size_t>(current_)];
   fiber.state = State::at_barrier;
   fiber.at = at;

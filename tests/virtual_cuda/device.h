@@ -24,6 +24,7 @@
 #include <source_location>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -68,7 +69,7 @@ Limits limits_of(const std::string& architecture);
 
 // A barrier in the source.
 struct Site {
-  std::string file;
+  std::string_view file;  // the compiler's, for ever
   unsigned line;
   auto operator<=>(const Site&) const = default;
 };
