@@ -231,7 +231,12 @@ std::vector<Case> reduce_cases() {
         for (bool add : {false, true}) {
           for (bool special : {false, true}) {
             const auto make = special ? numbers : normals;
-            const Array leaf = make(dtype, {n}, 1, offset), before = make(Dtype::fp32, {n}, 2, 0);
+            const Array leaf = make(dtype, {n}, 1, offset);
+            Array before = make(Dtype::fp32, {n}, 2, 0);
+            // Infinity less infinity: the sum is a NaN, and the leaf to blame is none.
+            for (int64_t i = 5; special && offset == 1 && i < n; i += 19) {
+              before.set(i, static_cast<float>(-leaf[i]));
+            }
             cases.push_back({"fold" + text({n, offset, add, special}, {dtype}), [=](Stream* cpu) {
                                Array accumulator = before, place(Dtype::int64, {2});
                                int64_t* found = place.tensor().as<int64_t>();
