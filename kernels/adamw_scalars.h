@@ -1,5 +1,5 @@
-// What decides an AdamW update beside the tensors: plain values, for the kernels of all devices. The
-// formula is in kernels/adamw.h.
+// What decides an AdamW update beside the tensors: plain values, for the kernels of all devices.
+// The formula is in kernels/adamw.h.
 #pragma once
 
 #include <cstdint>

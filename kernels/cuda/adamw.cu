@@ -87,7 +87,8 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(const __grid_constant__
     step(p.x[k], m.x[k], v.x[k], g.x[k]);
     if (!u.master) {
       const int64_t element = i + range.model_shift;
-      // A range's draws are not aligned with the thread's elements, and another range has another key.
+      // A range's draws are not aligned with the thread's elements, and another range has another
+      // key.
       if (group != element / 4 || i == range.begin) {
         group = element / 4;
         draw = math::draw_group(range.key, static_cast<uint64_t>(group));

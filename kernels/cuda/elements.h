@@ -1,6 +1,6 @@
-// Elements of floating tensors in device code: widened to fp32 on the way in, rounded on the way out.
-// The dtype is looked at once per access, the same way by all threads, so there is one copy of each
-// kernel for all dtypes.
+// Elements of floating tensors in device code: widened to fp32 on the way in, rounded on the way
+// out. The dtype is looked at once per access, the same way by all threads, so there is one copy of
+// each kernel for all dtypes.
 #pragma once
 
 #include "kernels/cuda/launch.h"

@@ -96,8 +96,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A thread has the eight draws from a multiple of eight on; `lead` of the first thread's come before
-// the first element.
+// A thread has the eight draws from a multiple of eight on; `lead` of the first thread's come
+// before the first element.
 __global__ void __launch_bounds__(kThreads)
     random_normal_kernel(Out out, float mean, float std, RandomKey key, int64_t first, int lead,
                          int64_t n) {

@@ -1,8 +1,8 @@
-// The CUDA kernels, as functions that launch them on a stream and return at once. They take what the
-// CPU table takes (kernels/cpu/table.h) and give the same bits; shapes were checked by the public
-// functions. Pointers are device memory, with no alignment wanted beyond an element's. Temporary
-// memory is the caller's: a function that needs it has a twin that says how many bytes. Launches that
-// fail throw DeviceError. No toolkit header is needed here.
+// The CUDA kernels, as functions that launch them on a stream and return at once. They take what
+// the CPU table takes (kernels/cpu/table.h) and give the same bits; shapes were checked by the
+// public functions. Pointers are device memory, with no alignment wanted beyond an element's.
+// Temporary memory is the caller's: a function that needs it has a twin that says how many bytes.
+// Launches that fail throw DeviceError. No toolkit header is needed here.
 #pragma once
 
 #include <cstddef>

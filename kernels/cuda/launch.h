@@ -1,7 +1,7 @@
 // The one way to start a kernel, and what kernels use beyond plain CUDA. A kernel is started by a
 // function call, not by <<< >>>, and shared memory is read and written through accessors, so that a
-// host compiler can take the same source: tests/virtual_cuda/ then stands in for the toolkit's header
-// and watches each access.
+// host compiler can take the same source: tests/virtual_cuda/ then stands in for the toolkit's
+// header and watches each access.
 #pragma once
 
 #ifndef SHARDRUN_VIRTUAL_CUDA

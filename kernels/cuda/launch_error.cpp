@@ -1,4 +1,5 @@
-// What a failed launch throws; apart from the kernels, because nvcc cannot read the formatting library.
+// What a failed launch throws; apart from the kernels, because nvcc cannot read the formatting
+// library.
 #include "runtime/error.h"
 
 namespace shardrun::cuda {

@@ -1,5 +1,5 @@
-// Layer norm and sums over columns. Sums over many rows: blocks of 64 rows, added top to bottom, then
-// the blocks' sums pairwise, neighbours first.
+// Layer norm and sums over columns. Sums over many rows: blocks of 64 rows, added top to bottom,
+// then the blocks' sums pairwise, neighbours first.
 #include "kernels/cuda/rows.h"
 #include "kernels/math/functions.h"
 

@@ -15,8 +15,8 @@ __global__ void clear_found_kernel(int64_t* found) {
   *found = INT64_MAX;
 }
 
-// The kind of a place is the leaf's where the leaf is to blame, else the sum's. The smallest place is
-// found by an integer atomic, which no order changes.
+// The kind of a place is the leaf's where the leaf is to blame, else the sum's. The smallest place
+// is found by an integer atomic, which no order changes.
 template <bool kAdd>
 __global__ void __launch_bounds__(kThreads)
     fold_kernel(float* accumulator, In leaf, int64_t n, int64_t* found) {

@@ -1,6 +1,6 @@
-// Sums over a row in the order that all devices share (kernels/cpu/lanes.h): element i of a chunk of
-// 1024 goes to lane i mod 32, lanes are added with distances 16, 8, 4, 2, 1, chunks left to right. A
-// chunk is a warp's; a row of several chunks is shared by up to eight warps of a block.
+// Sums over a row in the order that all devices share (kernels/cpu/lanes.h): element i of a chunk
+// of 1024 goes to lane i mod 32, lanes are added with distances 16, 8, 4, 2, 1, chunks left to
+// right. A chunk is a warp's; a row of several chunks is shared by up to eight warps of a block.
 #pragma once
 
 #include "kernels/cuda/elements.h"
@@ -15,7 +15,8 @@ inline constexpr unsigned kWholeWarp = 0xffffffffu;
 // One number of each warp of the block.
 using WarpNumbers = Shared<float, kWarps>;
 
-// Adding is commutative, so the exchange by xor gives lane 0 the sum by distances, and all others too.
+// Adding is commutative, so the exchange by xor gives lane 0 the sum by distances, and all others
+// too.
 template <typename T>
 __device__ __forceinline__ T warp_sum(T x) {
 #pragma unroll
@@ -109,7 +110,8 @@ __device__ __forceinline__ float row_sum(WarpNumbers& numbers, const RowTeam& te
   return total;
 }
 
-// The largest f(i), in all threads of the team; a NaN is not seen. Every thread of the block calls it.
+// The largest f(i), in all threads of the team; a NaN is not seen. Every thread of the block calls
+// it.
 template <typename F>
 __device__ __forceinline__ float row_max(WarpNumbers& numbers, const RowTeam& team, int64_t n,
                                          F f) {

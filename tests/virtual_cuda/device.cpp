@@ -11,9 +11,9 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-// Leaves the running stack, whose pointer it stores, for another: what a function call must preserve
-// is pushed and popped. The floating-point modes stay as they are. (swapcontext would ask the kernel
-// for the signal mask each time.)
+// Leaves the running stack, whose pointer it stores, for another: what a function call must
+// preserve is pushed and popped. The floating-point modes stay as they are. (swapcontext would ask
+// the kernel for the signal mask each time.)
 extern "C" void shardrun_virtual_cuda_switch(void** save, void* to);
 asm(R"(
 .text

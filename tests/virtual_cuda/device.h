@@ -1,17 +1,17 @@
-// A CUDA device that is none: the test instrument that runs the kernels of kernels/cuda/ where there
-// is no GPU. It is included by force before each .cu file that the host compiler takes, and by tests.
-// The blocks of a launch run one after another, the threads of a block as fibers that change places
-// at barriers and warp operations only. What real hardware would let pass or hang on is an error that
-// names kernel, block and thread:
+// A CUDA device that is none: the test instrument that runs the kernels of kernels/cuda/ where
+// there is no GPU. It is included by force before each .cu file that the host compiler takes, and
+// by tests. The blocks of a launch run one after another, the threads of a block as fibers that
+// change places at barriers and warp operations only. What real hardware would let pass or hang on
+// is an error that names kernel, block and thread:
 //
 //   - a barrier that not all threads of the block reach, or not the same one
-//   - a shuffle or vote that not all lanes of its mask reach, or one that reads a lane not in the mask
+//   - a shuffle or vote that not all lanes of its mask reach, or that reads a lane not in the mask
 //   - shared memory read where no one wrote it, past its end, or touched by two threads without a
 //     barrier between them
 //   - a vector access that is not aligned; a launch past the limits of the architecture
 //
-// Out-of-bounds accesses to global memory are the address sanitizer's to find. It proves indices and
-// barriers; about speed it says nothing.
+// Out-of-bounds accesses to global memory are the address sanitizer's to find. It proves indices
+// and barriers; about speed it says nothing.
 #pragma once
 
 #include <array>
@@ -63,8 +63,8 @@ struct Limits {
   size_t shared;  // of a block: static, and dynamic that was asked for
   size_t static_shared;
 };
-// "sm_70", "sm_75", "sm_80", "sm_90" or "sm_100" (CUDA C++ Programming Guide, technical specifications
-// per compute capability).
+// "sm_70", "sm_75", "sm_80", "sm_90" or "sm_100" (CUDA C++ Programming Guide, technical
+// specifications per compute capability).
 Limits limits_of(const std::string& architecture);
 
 // A barrier in the source.

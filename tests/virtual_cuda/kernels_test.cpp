@@ -1,5 +1,6 @@
-// Every CUDA kernel, run on the virtual device, against the CPU kernel: the same bits. Each case runs
-// the same call on either side, on its own copies of its operands; memory behind an operand counts.
+// Every CUDA kernel, run on the virtual device, against the CPU kernel: the same bits. Each case
+// runs the same call on either side, on its own copies of its operands; memory behind an operand
+// counts.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -269,8 +270,8 @@ std::vector<Case> reduce_cases() {
   return cases;
 }
 
-// `form`: fp32 for a master alone, bf16 or fp16 for a master and a copy; without `master` the copy is
-// the parameter.
+// `form`: fp32 for a master alone, bf16 or fp16 for a master and a copy; without `master` the copy
+// is the parameter.
 void add_adamw_case(std::vector<Case>& cases, const std::string& name, int64_t n, Dtype form,
                     bool master, const std::vector<kernels::AdamwRange>& ranges, int64_t offset) {
   const Array p = normals(Dtype::fp32, {n}, 1, offset), m = normals(Dtype::fp32, {n}, 2, offset);
