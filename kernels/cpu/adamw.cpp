@@ -9,23 +9,6 @@ namespace shardrun::cpu::SHARDRUN_ISA {
 namespace {
 
 using kernels::AdamwRange;
-using kernels::AdamwScalars;
-
-math::AdamwStep step_for(const AdamwScalars& s, const AdamwRange& range) {
-  math::AdamwStep step;
-  step.beta1 = static_cast<float>(s.beta1);
-  step.beta2 = static_cast<float>(s.beta2);
-  step.rest1 = static_cast<float>(1 - s.beta1);
-  step.rest2 = static_cast<float>(1 - s.beta2);
-  const double t = static_cast<double>(s.t);
-  step.inverse_bias1 = static_cast<float>(1 / (1 - __builtin_pow(s.beta1, t)));
-  step.inverse_bias2 = static_cast<float>(1 / (1 - __builtin_pow(s.beta2, t)));
-  step.eps = static_cast<float>(s.eps);
-  step.gradient_factor = static_cast<float>(s.gradient_factor);
-  step.lr = static_cast<float>(s.lr * static_cast<double>(range.lr_factor));
-  step.decay = range.weight_decay;
-  return step;
-}
 
 void round_stochastic(Bf16* out, const float* p, const AdamwRange& range, int64_t begin,
                       int64_t n) {
@@ -69,7 +52,7 @@ void adamw(const AdamwArguments& a, int64_t n, ThreadPool& pool) {
     }
     for (int64_t r = low; r < a.range_count && a.ranges[r].begin < task_end; ++r) {
       const AdamwRange& range = a.ranges[r];
-      const math::AdamwStep step = step_for(*a.scalars, range);
+      const math::AdamwStep step = math::adamw_step(*a.scalars, range);
       const int64_t end = smaller(range.end, task_end);
       for (int64_t i = larger(range.begin, task_begin); i < end; i += kBlock) {
         update_block(a, range, step, i, smaller(kBlock, end - i));

@@ -1,6 +1,7 @@
 // One element of the AdamW update; the formula is in kernels/adamw.h.
 #pragma once
 
+#include "kernels/adamw_scalars.h"
 #include "kernels/math/functions.h"
 
 namespace shardrun::math {
@@ -24,6 +25,24 @@ struct AdamwStep {
     p = p - lr * (update + decay * p);
   }
 };
+
+// On the host, for every device: powers in fp64 are the processor's.
+__attribute__((always_inline)) inline AdamwStep adamw_step(const kernels::AdamwScalars& s,
+                                                           const kernels::AdamwRange& range) {
+  AdamwStep step;
+  step.beta1 = static_cast<float>(s.beta1);
+  step.beta2 = static_cast<float>(s.beta2);
+  step.rest1 = static_cast<float>(1 - s.beta1);
+  step.rest2 = static_cast<float>(1 - s.beta2);
+  const double t = static_cast<double>(s.t);
+  step.inverse_bias1 = static_cast<float>(1 / (1 - __builtin_pow(s.beta1, t)));
+  step.inverse_bias2 = static_cast<float>(1 / (1 - __builtin_pow(s.beta2, t)));
+  step.eps = static_cast<float>(s.eps);
+  step.gradient_factor = static_cast<float>(s.gradient_factor);
+  step.lr = static_cast<float>(s.lr * static_cast<double>(range.lr_factor));
+  step.decay = range.weight_decay;
+  return step;
+}
 
 }  // namespace SHARDRUN_ISA
 }  // namespace shardrun::math
