@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <cmath>
 #include <limits>
+#include <thread>
 
 #include "tests/sharding/odd_model.h"
 #include "tests/sharding/step_fixture.h"
@@ -316,6 +318,35 @@ class SameLeaves : public SyntheticLeaves {
     SyntheticLeaves::training_leaf(step, 0, tokens, targets);
   }
 };
+
+// Nobody decides before the last rank has spoken: the one that overflowed comes late, each in turn.
+TEST(Traps, TheFlagOfALateRankIsWaitedFor) {
+  for (int world : {2, 3, 5}) {
+    for (int late = 0; late < world; ++late) {
+      std::vector<Outcome> outcomes(world, Outcome::apply);
+      std::vector<int64_t> leaves(world, -1);
+      run_thread_ranks(
+          world,
+          [&](Communicator& comm) {
+            StepRecord record;
+            record.valid = 1;
+            record.squares.add(1.0);
+            if (comm.rank() == late) {
+              std::this_thread::sleep_for(std::chrono::milliseconds(20));
+              record.overflow = {.micro_step = 0, .leaf = late};
+            }
+            const Decision decision = decide(record, 1024, 1, 1, comm);
+            outcomes[comm.rank()] = decision.outcome;
+            leaves[comm.rank()] = decision.overflow.leaf;
+          },
+          60);
+      for (int rank = 0; rank < world; ++rank) {
+        EXPECT_EQ(outcomes[rank], Outcome::overflow) << "W=" << world << " late " << late;
+        EXPECT_EQ(leaves[rank], late) << "W=" << world << " rank " << rank;
+      }
+    }
+  }
+}
 
 TEST(Traps, RanksSeeDifferentData) {
   for (const int world : {1, 3, 5}) {
