@@ -1,4 +1,4 @@
-// Checks, counts, and goes to the table of the instruction set.
+// Checks, counts, and goes to the table of the device.
 #include "kernels/adamw.h"
 
 #include "kernels/arguments.h"
@@ -36,14 +36,17 @@ void adamw(Tensor master, Tensor compute, Tensor moment1, Tensor moment2, ConstT
                bytes_of({master, master, compute, moment1, moment1, moment2, moment2, gradient}) +
                    (master ? 0 : bytes_of({compute})));
   if (!stream.computes()) return;
-  const cpu::AdamwArguments arguments{master ? master.as<float>() : nullptr,
-                                      out(compute),
-                                      moment1.as<float>(),
-                                      moment2.as<float>(),
-                                      gradient.as<float>(),
-                                      &scalars,
-                                      ranges.data(),
-                                      static_cast<int64_t>(ranges.size())};
+  const AdamwArguments arguments{master ? master.as<float>() : nullptr,
+                                 out(compute),
+                                 moment1.as<float>(),
+                                 moment2.as<float>(),
+                                 gradient.as<float>(),
+                                 &scalars,
+                                 ranges.data(),
+                                 static_cast<int64_t>(ranges.size())};
+  if (on_gpu(stream)) {
+    return cuda::table().adamw(arguments, queue(stream));
+  }
   cpu::table_for(stream).adamw(arguments, n, stream.pool());
 }
 

@@ -1,16 +1,24 @@
-// Checks of arguments that the public functions share, and their way to the CPU table.
+// Checks of arguments that the public functions share, and their way to the table of the device.
 #pragma once
 
 #include "kernels/cpu/table.h"
+#include "kernels/cuda/table.h"
 #include "runtime/tensor.h"
 
 namespace shardrun::kernels {
 
-inline cpu::In in(ConstTensor t) {
+inline In in(ConstTensor t) {
   return {t.present() ? t.data() : nullptr, t.dtype()};
 }
-inline cpu::Out out(Tensor t) {
+inline Out out(Tensor t) {
   return {t.present() ? t.data() : nullptr, t.dtype()};
+}
+
+inline bool on_gpu(const Stream& stream) {
+  return stream.kind() == DeviceKind::cuda;
+}
+inline cuda::StreamHandle queue(const Stream& stream) {
+  return static_cast<cuda::StreamHandle>(stream.handle());
 }
 
 // fp32, bf16 or fp16: what fp32 arithmetic serves.

@@ -1,6 +1,7 @@
 // The public attention: checks, counts, and hands over to the device. Called by the ops.
 #include "kernels/attention.h"
 
+#include "kernels/arguments.h"
 #include "kernels/cpu/attention.h"
 
 namespace shardrun::kernels {
@@ -42,6 +43,7 @@ void attention_forward(Tensor out, Tensor lse, ConstTensor qkv, const AttentionO
   stream.count(2 * product_flops(qkv, options),
                static_cast<double>(qkv.bytes() + out.bytes() + lse.bytes()));
   if (!stream.computes() || out.numel() == 0) return;
+  if (on_gpu(stream)) return cuda::table().attention_forward(out, lse, qkv, options, stream);
   cpu::attention_forward(out, lse, qkv, options, stream);
 }
 
@@ -55,6 +57,9 @@ void attention_backward(Tensor dqkv, ConstTensor dout, ConstTensor out, ConstTen
   stream.count(5 * product_flops(qkv, options),
                static_cast<double>(2 * qkv.bytes() + 2 * out.bytes() + lse.bytes()));
   if (!stream.computes() || out.numel() == 0) return;
+  if (on_gpu(stream)) {
+    return cuda::table().attention_backward(dqkv, dout, out, qkv, lse, options, stream);
+  }
   cpu::attention_backward(dqkv, dout, out, qkv, lse, options, stream);
 }
 

@@ -1,4 +1,4 @@
-// Checks, counts, and goes to the table of the instruction set.
+// Checks, counts, and goes to the table of the device.
 #include "kernels/elementwise.h"
 
 #include "kernels/arguments.h"
@@ -17,6 +17,9 @@ void fill(Tensor y, float value, Stream& stream) {
   check_floating(y, "out");
   stream.count(0, bytes_of({y}));
   if (!stream.computes()) return;
+  if (on_gpu(stream)) {
+    return cuda::table().fill(out(y), value, y.numel(), queue(stream));
+  }
   cpu::table_for(stream).fill(out(y), value, y.numel(), stream.pool());
 }
 
@@ -26,6 +29,10 @@ void copy_bytes(Tensor y, ConstTensor x, Stream& stream) {
   check_numel(y, x.numel(), "out");
   stream.count(0, bytes_of({y, x}));
   if (!stream.computes() || y.data() == x.data()) return;
+  if (on_gpu(stream)) {
+    return cuda::table().copy_bytes(y.data(), x.data(), static_cast<int64_t>(x.bytes()),
+                                    queue(stream));
+  }
   cpu::table_for(stream).copy_bytes(y.data(), x.data(), static_cast<int64_t>(x.bytes()),
                                     stream.pool());
 }
@@ -36,6 +43,9 @@ void cast(Tensor y, ConstTensor x, Stream& stream) {
   check_numel(y, x.numel(), "out");
   stream.count(0, bytes_of({y, x}));
   if (!stream.computes()) return;
+  if (on_gpu(stream)) {
+    return cuda::table().cast(out(y), in(x), x.numel(), queue(stream));
+  }
   cpu::table_for(stream).cast(out(y), in(x), x.numel(), stream.pool());
 }
 
@@ -47,6 +57,9 @@ void add(Tensor y, ConstTensor a, ConstTensor b, Stream& stream) {
   check_numel(b, a.numel(), "b");
   stream.count(elements(a), bytes_of({y, a, b}));
   if (!stream.computes()) return;
+  if (on_gpu(stream)) {
+    return cuda::table().add(out(y), in(a), in(b), a.numel(), queue(stream));
+  }
   cpu::table_for(stream).add(out(y), in(a), in(b), a.numel(), stream.pool());
 }
 
@@ -56,6 +69,9 @@ void gelu_forward(Tensor y, ConstTensor x, Stream& stream) {
   check_numel(y, x.numel(), "out");
   stream.count(25 * elements(x), bytes_of({y, x}));
   if (!stream.computes()) return;
+  if (on_gpu(stream)) {
+    return cuda::table().gelu_forward(out(y), in(x), x.numel(), queue(stream));
+  }
   cpu::table_for(stream).gelu_forward(out(y), in(x), x.numel(), stream.pool());
 }
 
@@ -67,6 +83,9 @@ void gelu_backward(Tensor dx, ConstTensor dy, ConstTensor x, Stream& stream) {
   check_numel(dy, x.numel(), "dy");
   stream.count(34 * elements(x), bytes_of({dx, dy, x}));
   if (!stream.computes()) return;
+  if (on_gpu(stream)) {
+    return cuda::table().gelu_backward(out(dx), in(dy), in(x), x.numel(), queue(stream));
+  }
   cpu::table_for(stream).gelu_backward(out(dx), in(dy), in(x), x.numel(), stream.pool());
 }
 
@@ -77,6 +96,9 @@ void dropout(Tensor y, ConstTensor x, float p, RandomKey key, Stream& stream) {
   SHARDRUN_CHECK(p >= 0 && p < 1, "dropout: got p = {}, wanted 0 <= p < 1", p);
   stream.count(elements(x), bytes_of({y, x}));
   if (!stream.computes()) return;
+  if (on_gpu(stream)) {
+    return cuda::table().dropout(out(y), in(x), p, key, x.numel(), queue(stream));
+  }
   cpu::table_for(stream).dropout(out(y), in(x), p, key, x.numel(), stream.pool());
 }
 
@@ -84,6 +106,9 @@ void random_normal(Tensor y, float mean, float std, RandomKey key, int64_t first
   check_floating(y, "out");
   stream.count(60 * elements(y), bytes_of({y}));
   if (!stream.computes()) return;
+  if (on_gpu(stream)) {
+    return cuda::table().random_normal(out(y), mean, std, key, first, y.numel(), queue(stream));
+  }
   cpu::table_for(stream).random_normal(out(y), mean, std, key, first, y.numel(), stream.pool());
 }
 

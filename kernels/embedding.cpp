@@ -1,4 +1,4 @@
-// Checks, counts, and goes to the table of the instruction set.
+// Checks, counts, and goes to the table of the device.
 #include "kernels/embedding.h"
 
 #include "kernels/arguments.h"
@@ -7,7 +7,9 @@ namespace shardrun::kernels {
 
 namespace {
 
-void check_tokens(ConstTensor tokens, int64_t vocabulary) {
+// On a GPU whoever uploads the tokens has looked at them.
+void check_tokens(ConstTensor tokens, int64_t vocabulary, const Stream& stream) {
+  if (on_gpu(stream)) return;
   const int32_t* token = tokens.as<int32_t>();
   for (int64_t i = 0; i < tokens.numel(); ++i) {
     SHARDRUN_CHECK(token[i] >= 0 && token[i] < vocabulary, "tokens: got {} at {}, wanted 0 .. {}",
@@ -36,7 +38,11 @@ void embedding_forward(Tensor y, ConstTensor tokens, ConstTensor table, ConstTen
   stream.count(positions ? static_cast<double>(y.numel()) : 0,
                bytes_of({y, tokens, positions}) + gathered);
   if (!stream.computes()) return;
-  check_tokens(tokens, table.shape().rows());
+  check_tokens(tokens, table.shape().rows(), stream);
+  if (on_gpu(stream)) {
+    return cuda::table().embedding_forward(out(y), tokens.as<int32_t>(), in(table), in(positions),
+                                           tokens.shape().rows(), time, columns, queue(stream));
+  }
   cpu::table_for(stream).embedding_forward(out(y), tokens.as<int32_t>(), in(table), in(positions),
                                            tokens.shape().rows(), time, columns, stream.pool());
 }
@@ -50,7 +56,12 @@ void embedding_backward(Tensor dtable, ConstTensor tokens, ConstTensor dy, bool 
   check_numel(dy, tokens.numel() * columns, "dy");
   stream.count(static_cast<double>(dy.numel()), bytes_of({dtable, tokens, dy}));
   if (!stream.computes()) return;
-  check_tokens(tokens, dtable.shape().rows());
+  check_tokens(tokens, dtable.shape().rows(), stream);
+  if (on_gpu(stream)) {
+    return cuda::table().embedding_backward(dtable.as<float>(), tokens.as<int32_t>(), in(dy),
+                                            accumulate, dtable.shape().rows(), tokens.numel(),
+                                            columns, queue(stream));
+  }
   cpu::table_for(stream).embedding_backward(dtable.as<float>(), tokens.as<int32_t>(), in(dy),
                                             accumulate, dtable.shape().rows(), tokens.numel(),
                                             columns, stream.pool());
@@ -66,6 +77,11 @@ void position_backward(Tensor dpositions, ConstTensor dy, bool accumulate, Strea
                  columns);
   stream.count(static_cast<double>(dy.numel()), bytes_of({dpositions, dy}));
   if (!stream.computes()) return;
+  if (on_gpu(stream)) {
+    return cuda::table().position_backward(dpositions.as<float>(), in(dy), accumulate,
+                                           dpositions.shape().rows(), batch, time, columns,
+                                           queue(stream));
+  }
   cpu::table_for(stream).position_backward(dpositions.as<float>(), in(dy), accumulate,
                                            dpositions.shape().rows(), batch, time, columns,
                                            stream.pool());

@@ -1,4 +1,4 @@
-// Checks, counts, and goes to the table of the instruction set.
+// Checks, counts, and goes to the table of the device.
 #include "kernels/loss.h"
 
 #include "kernels/arguments.h"
@@ -17,7 +17,9 @@ void check_shapes(ConstTensor logits, ConstTensor lse, ConstTensor targets, int6
                  "vocabulary: got {}, wanted 1 .. {}", vocabulary, logits.shape().columns());
 }
 
-void check_targets(ConstTensor targets, int64_t vocabulary) {
+// On a GPU whoever uploads the targets has looked at them.
+void check_targets(ConstTensor targets, int64_t vocabulary, const Stream& stream) {
+  if (on_gpu(stream)) return;
   const int32_t* target = targets.as<int32_t>();
   for (int64_t i = 0; i < targets.numel(); ++i) {
     SHARDRUN_CHECK(target[i] == kIgnoreTarget || (target[i] >= 0 && target[i] < vocabulary),
@@ -37,7 +39,13 @@ void cross_entropy_forward(Tensor loss_sum, Tensor valid, Tensor lse, ConstTenso
   check_numel(valid, 1, "valid");
   stream.count(22 * static_cast<double>(logits.numel()), bytes_of({lse, logits, targets}));
   if (!stream.computes()) return;
-  check_targets(targets, vocabulary);
+  check_targets(targets, vocabulary, stream);
+  if (on_gpu(stream)) {
+    return cuda::table().cross_entropy_forward(loss_sum.as<float>(), valid.as<int64_t>(),
+                                               lse.as<float>(), in(logits), targets.as<int32_t>(),
+                                               vocabulary, logits.shape().rows(),
+                                               logits.shape().columns(), queue(stream));
+  }
   cpu::table_for(stream).cross_entropy_forward(
       loss_sum.as<float>(), valid.as<int64_t>(), lse.as<float>(), in(logits), targets.as<int32_t>(),
       vocabulary, logits.shape().rows(), logits.shape().columns(), stream.pool());
@@ -50,7 +58,12 @@ void cross_entropy_backward(Tensor dlogits, ConstTensor logits, ConstTensor lse,
   check_numel(dlogits, logits.numel(), "dlogits");
   stream.count(22 * static_cast<double>(logits.numel()), bytes_of({dlogits, lse, logits, targets}));
   if (!stream.computes()) return;
-  check_targets(targets, vocabulary);
+  check_targets(targets, vocabulary, stream);
+  if (on_gpu(stream)) {
+    return cuda::table().cross_entropy_backward(
+        out(dlogits), in(logits), lse.as<float>(), targets.as<int32_t>(), vocabulary, scale,
+        logits.shape().rows(), logits.shape().columns(), queue(stream));
+  }
   cpu::table_for(stream).cross_entropy_backward(
       out(dlogits), in(logits), lse.as<float>(), targets.as<int32_t>(), vocabulary, scale,
       logits.shape().rows(), logits.shape().columns(), stream.pool());

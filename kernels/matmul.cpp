@@ -1,6 +1,7 @@
 // The public matrix product: checks, counts, and hands over to the device. Called by the ops.
 #include "kernels/matmul.h"
 
+#include "kernels/arguments.h"
 #include "kernels/cpu/matmul.h"
 #include "kernels/cpu/onednn.h"
 
@@ -13,7 +14,9 @@ bool is_compute(Dtype dtype) {
 
 }  // namespace
 
-std::string matmul_library() { return cpu::onednn_version(); }
+std::string matmul_library(DeviceKind kind) {
+  return kind == DeviceKind::cuda ? cuda::table().matmul_library() : cpu::onednn_version();
+}
 
 void matmul(Tensor c, ConstTensor a, Transpose transpose_a, ConstTensor b, Transpose transpose_b,
             ConstTensor bias, bool accumulate, Stream& stream) {
@@ -39,6 +42,9 @@ void matmul(Tensor c, ConstTensor a, Transpose transpose_a, ConstTensor b, Trans
                static_cast<double>(a.bytes() + b.bytes() + bias.bytes()) +
                    static_cast<double>(c.bytes()) * (accumulate ? 2 : 1));
   if (!stream.computes()) return;
+  if (on_gpu(stream)) {
+    return cuda::table().matmul(c, a, ta, b, tb, bias, accumulate, stream);
+  }
   cpu::matmul(c, a, ta, b, tb, bias, accumulate, stream);
 }
 

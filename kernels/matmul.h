@@ -17,7 +17,7 @@ enum class Transpose : bool { no, yes };
 void matmul(Tensor c, ConstTensor a, Transpose transpose_a, ConstTensor b, Transpose transpose_b,
             ConstTensor bias, bool accumulate, Stream& stream);
 
-// Which library multiplies, "oneDNN-2.6.3": a part of what decides bits.
-std::string matmul_library();
+// Which library multiplies there, "oneDNN-2.6.3": a part of what decides bits.
+std::string matmul_library(DeviceKind kind = DeviceKind::cpu);
 
 }  // namespace shardrun::kernels

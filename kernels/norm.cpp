@@ -1,4 +1,4 @@
-// Checks, counts, and goes to the table of the instruction set.
+// Checks, counts, and goes to the table of the device.
 #include "kernels/norm.h"
 
 #include "kernels/arguments.h"
@@ -23,6 +23,11 @@ void layer_norm_forward(Tensor y, Tensor mean, Tensor rstd, ConstTensor x, Const
   }
   stream.count(8 * static_cast<double>(x.numel()), bytes_of({y, mean, rstd, x, weight, bias}));
   if (!stream.computes()) return;
+  if (on_gpu(stream)) {
+    return cuda::table().layer_norm_forward(out(y), mean.as<float>(), rstd.as<float>(), in(x),
+                                            in(weight), in(bias), eps, rows, columns,
+                                            queue(stream));
+  }
   cpu::table_for(stream).layer_norm_forward(out(y), mean.as<float>(), rstd.as<float>(), in(x),
                                             in(weight), in(bias), eps, rows, columns,
                                             stream.pool());
@@ -52,9 +57,15 @@ void layer_norm_backward(Tensor dx, Tensor dweight, Tensor dbias, ConstTensor dy
   stream.count(16 * static_cast<double>(x.numel()),
                bytes_of({dx, dweight, dbias, dy, x, weight, mean, rstd}));
   if (!stream.computes()) return;
-  const cpu::LayerNormGradients gradients{out(dx), dweight.as<float>(),
-                                          dbias ? dbias.as<float>() : nullptr, accumulate_weight,
-                                          accumulate_bias};
+  const LayerNormGradients gradients{out(dx), dweight.as<float>(),
+                                     dbias ? dbias.as<float>() : nullptr, accumulate_weight,
+                                     accumulate_bias};
+  if (on_gpu(stream)) {
+    return cuda::table().layer_norm_backward(
+        gradients, in(dy), in(x), in(weight), mean.as<float>(), rstd.as<float>(), rows, columns,
+        stream.workspace(cuda::table().layer_norm_backward_workspace(rows, columns)),
+        queue(stream));
+  }
   cpu::table_for(stream).layer_norm_backward(gradients, in(dy), in(x), in(weight), mean.as<float>(),
                                              rstd.as<float>(), rows, columns, stream.pool());
 }
@@ -65,6 +76,12 @@ void column_sum(Tensor sum, ConstTensor x, bool accumulate, Stream& stream) {
   check_numel(sum, x.shape().columns(), "out");
   stream.count(static_cast<double>(x.numel()), bytes_of({sum, x}));
   if (!stream.computes()) return;
+  if (on_gpu(stream)) {
+    return cuda::table().column_sum(
+        sum.as<float>(), in(x), accumulate, x.shape().rows(), x.shape().columns(),
+        stream.workspace(cuda::table().column_sum_workspace(x.shape().rows(), x.shape().columns())),
+        queue(stream));
+  }
   cpu::table_for(stream).column_sum(sum.as<float>(), in(x), accumulate, x.shape().rows(),
                                     x.shape().columns(), stream.pool());
 }

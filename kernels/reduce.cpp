@@ -1,4 +1,4 @@
-// Checks, counts, and goes to the table of the instruction set.
+// Checks, counts, and goes to the table of the device.
 #include "kernels/reduce.h"
 
 #include "kernels/arguments.h"
@@ -26,6 +26,10 @@ void block_squares(Tensor squares, ConstTensor gradient, Stream& stream) {
   check_numel(squares, gradient.numel() / 256, "squares");
   stream.count(2 * static_cast<double>(gradient.numel()), bytes_of({squares, gradient}));
   if (!stream.computes()) return;
+  if (on_gpu(stream)) {
+    return cuda::table().block_squares(squares.as<double>(), gradient.as<float>(), squares.numel(),
+                                       queue(stream));
+  }
   cpu::table_for(stream).block_squares(squares.as<double>(), gradient.as<float>(), squares.numel(),
                                        stream.pool());
 }

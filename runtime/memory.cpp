@@ -6,6 +6,7 @@
 #include <map>
 #include <utility>
 
+#include "runtime/device.h"
 #include "runtime/memory_planner.h"
 
 #if defined(SHARDRUN_SANITIZED) && defined(__SANITIZE_ADDRESS__)
@@ -13,8 +14,8 @@
 #define SHARDRUN_POISON(p, n) ASAN_POISON_MEMORY_REGION(p, n)
 #define SHARDRUN_UNPOISON(p, n) ASAN_UNPOISON_MEMORY_REGION(p, n)
 #else
-#define SHARDRUN_POISON(p, n) static_cast<void>(0)
-#define SHARDRUN_UNPOISON(p, n) static_cast<void>(0)
+#define SHARDRUN_POISON(p, n) (static_cast<void>(p), static_cast<void>(n))
+#define SHARDRUN_UNPOISON(p, n) (static_cast<void>(p), static_cast<void>(n))
 #endif
 
 namespace shardrun {
@@ -45,15 +46,42 @@ OwnedTensor allocate_tensor(Memory& memory, Dtype dtype, const Shape& shape, con
   return owned;
 }
 
-static void* aligned_bytes(size_t bytes, const char* what) {
-  void* data = std::aligned_alloc(Memory::kAlignment, std::max(bytes, Memory::kAlignment));
-  if (!data) {
-    throw DeviceError("out of host memory: {} asked for {} bytes; use more ranks, a higher --zero "
-                      "or a smaller --micro-batch",
-                      what, bytes);
+// Where bytes come from: the heap, or a GPU.
+class Source {
+ public:
+  explicit Source(Device* device) : device_(device) {}
+
+  void* allocate(size_t bytes, const char* what) const {
+    bytes = std::max(bytes, Memory::kAlignment);
+    if (device_) return device_->allocate(bytes, what);
+    void* data = std::aligned_alloc(Memory::kAlignment, bytes);
+    if (!data) {
+      throw DeviceError("out of host memory: {} asked for {} bytes; use more ranks, a higher --zero "
+                        "or a smaller --micro-batch",
+                        what, bytes);
+    }
+    return data;
   }
-  return data;
-}
+
+  void free(void* data) const {
+    if (device_) {
+      device_->free(data);
+    } else {
+      std::free(data);
+    }
+  }
+
+  // Nobody may touch the range until revive(). Only the heap can be watched.
+  void poison(void* data, size_t bytes) const {
+    if (!device_) SHARDRUN_POISON(data, bytes);
+  }
+  void revive(void* data, size_t bytes) const {
+    if (!device_) SHARDRUN_UNPOISON(data, bytes);
+  }
+
+ private:
+  Device* device_;
+};
 
 // ---- heap
 
@@ -61,9 +89,10 @@ namespace {
 
 class HeapMemory : public Memory {
  public:
+  explicit HeapMemory(Device* device) : source_(device) {}
   ~HeapMemory() override {
     for (auto& [bytes, blocks] : free_) {
-      for (void* block : blocks) std::free(block);
+      for (void* block : blocks) source_.free(block);
     }
   }
   void begin(const char*) override {}
@@ -74,7 +103,7 @@ class HeapMemory : public Memory {
     std::vector<void*>& blocks = free_[bytes];
     void* data = nullptr;
     if (blocks.empty()) {
-      data = aligned_bytes(bytes, label);
+      data = source_.allocate(bytes, label);
     } else {
       data = blocks.back();
       blocks.pop_back();
@@ -83,12 +112,15 @@ class HeapMemory : public Memory {
   }
   void do_free(const Buffer& buffer) override { free_[buffer.bytes()].push_back(buffer.data()); }
 
+  Source source_;
   std::map<size_t, std::vector<void*>> free_;
 };
 
 }  // namespace
 
-std::unique_ptr<Memory> make_heap_memory() { return std::make_unique<HeapMemory>(); }
+std::unique_ptr<Memory> make_heap_memory(Device* device) {
+  return std::make_unique<HeapMemory>(device);
+}
 
 // ---- plan
 
@@ -260,15 +292,16 @@ namespace {
 
 class ArenaMemory : public Memory {
  public:
-  explicit ArenaMemory(MemoryPlan plan)
-      : plan_(std::move(plan)),
-        arena_(static_cast<std::byte*>(aligned_bytes(plan_.arena_bytes(), "the arena"))) {
+  ArenaMemory(MemoryPlan plan, Device* device)
+      : source_(device),
+        plan_(std::move(plan)),
+        arena_(static_cast<std::byte*>(source_.allocate(plan_.arena_bytes(), "the arena"))) {
     for (const auto& program : plan_.programs) replay_.make_room(program.blocks.size());
-    SHARDRUN_POISON(arena_, plan_.arena_bytes());
+    source_.poison(arena_, plan_.arena_bytes());
   }
   ~ArenaMemory() override {
-    SHARDRUN_UNPOISON(arena_, plan_.arena_bytes());
-    std::free(arena_);
+    source_.revive(arena_, plan_.arena_bytes());
+    source_.free(arena_);
   }
 
   void begin(const char* name) override {
@@ -292,12 +325,12 @@ class ArenaMemory : public Memory {
     const MemoryPlan::Block& block =
         inside ? replay_.allocate(bytes, label) : next_persistent(bytes, label);
     std::byte* data = arena_ + (inside ? plan_.persistent_bytes : 0) + block.offset;
-    SHARDRUN_UNPOISON(data, bytes);
+    source_.revive(data, bytes);
     return Buffer(this, data, bytes, inside ? replay_.last() : -1);
   }
 
   void do_free(const Buffer& buffer) override {
-    SHARDRUN_POISON(buffer.data(), buffer.bytes());
+    source_.poison(buffer.data(), buffer.bytes());
     // Neither for persistent memory, nor while an error outside a program unwinds.
     if (buffer.id() >= 0 && replay_.runs()) replay_.free(buffer.id());
   }
@@ -316,6 +349,7 @@ class ArenaMemory : public Memory {
     return block;
   }
 
+  Source source_;
   MemoryPlan plan_;
   std::byte* arena_;
   Replay replay_;
@@ -324,8 +358,8 @@ class ArenaMemory : public Memory {
 
 }  // namespace
 
-std::unique_ptr<Memory> make_arena_memory(MemoryPlan plan) {
-  return std::make_unique<ArenaMemory>(std::move(plan));
+std::unique_ptr<Memory> make_arena_memory(MemoryPlan plan, Device* device) {
+  return std::make_unique<ArenaMemory>(std::move(plan), device);
 }
 
 }  // namespace shardrun

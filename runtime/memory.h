@@ -18,6 +18,7 @@
 
 namespace shardrun {
 
+class Device;
 class Memory;
 
 // A move-only owner of bytes from a Memory; frees them when it goes.
@@ -71,9 +72,9 @@ struct OwnedTensor {
 };
 OwnedTensor allocate_tensor(Memory& memory, Dtype dtype, const Shape& shape, const char* label);
 
-// Plain heap memory, without a plan: tests, tools, the plain runner. Programs are not checked. Freed
-// blocks are kept and reused by size.
-std::unique_ptr<Memory> make_heap_memory();
+// Memory without a plan, of the heap or of `device`: tests, tools, the plain runner. Programs are not
+// checked. Freed blocks are kept and reused by size.
+std::unique_ptr<Memory> make_heap_memory(Device* device = nullptr);
 
 // What one rank will hold, to the byte.
 struct MemoryPlan {
@@ -114,9 +115,10 @@ class RecordingMemory : public Memory {
   void do_free(const Buffer& buffer) override;
 };
 
-// One arena of plan.arena_bytes(), allocated at construction and replayed. A departure from the plan
-// (size, label, order, count, free, leak) is an InternalError that names both, thrown before the next
-// allocation. In builds with SHARDRUN_SANITIZE dead ranges are poisoned for the address sanitizer.
-std::unique_ptr<Memory> make_arena_memory(MemoryPlan plan);
+// One arena of plan.arena_bytes(), of the heap or of `device`, allocated at construction and replayed. A
+// departure from the plan (size, label, order, count, free, leak) is an InternalError that names both,
+// thrown before the next allocation. In builds with SHARDRUN_SANITIZE dead ranges of host memory are
+// poisoned for the address sanitizer.
+std::unique_ptr<Memory> make_arena_memory(MemoryPlan plan, Device* device = nullptr);
 
 }  // namespace shardrun

@@ -10,7 +10,10 @@ namespace shardrun {
 
 static constexpr const char* kIsaNames[] = {"baseline", "avx2", "avx512", "avx512_bf16", "amx"};
 
-const char* name_of(DeviceKind kind) { return kind == DeviceKind::cpu ? "cpu" : "meta"; }
+const char* name_of(DeviceKind kind) {
+  static constexpr const char* kNames[] = {"cpu", "meta", "cuda"};
+  return kNames[static_cast<int>(kind)];
+}
 const char* name_of(Isa isa) { return kIsaNames[static_cast<int>(isa)]; }
 
 #if defined(__x86_64__)

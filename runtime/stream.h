@@ -1,6 +1,7 @@
 // A stream: the place where kernels of one rank run. It says which device kind, which instruction
 // set and which threads, and counts the work given to it. On the CPU a call has finished when it
-// returns; on `meta` nothing is computed and only the counts move.
+// returns; on a GPU it is queued (runtime/device.h has the rules); on `meta` nothing is computed and
+// only the counts move.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,10 @@
 
 namespace shardrun {
 
-enum class DeviceKind : uint8_t { cpu, meta };
+class Device;
+enum class Priority : uint8_t;
+
+enum class DeviceKind : uint8_t { cpu, meta, cuda };
 const char* name_of(DeviceKind kind);
 
 // Instruction-set levels of the CPU kernels, in order of growth.
@@ -27,6 +31,11 @@ struct WorkCount {
 class Stream {
  public:
   Stream(DeviceKind kind, Isa isa, ThreadPool* pool) : kind_(kind), isa_(isa), pool_(pool) {}
+  // Of a GPU, with memory of a fixed size for kernels that need some while they run: they follow
+  // one another on the stream, so one piece serves all. The device outlives the stream.
+  Stream(Device& device, size_t workspace_bytes, Priority priority);
+  ~Stream();
+  Stream(const Stream&) = delete;
 
   DeviceKind kind() const { return kind_; }
   Isa isa() const { return isa_; }
@@ -44,12 +53,25 @@ class Stream {
   }
   const WorkCount& work() const { return work_; }
 
+  // The host waits until all that was given is done.
+  void synchronize();
+
+  // GPUs only; null elsewhere.
+  Device* device() const { return device_; }
+  void* handle() const { return handle_; }        // cudaStream_t
+  void* workspace(size_t bytes) const;            // DeviceError past the fixed size
+  size_t workspace_bytes() const { return workspace_bytes_; }
+
  private:
   DeviceKind kind_;
   Isa isa_;
   ThreadPool* pool_;
   bool idle_ = false;
   WorkCount work_;
+  Device* device_ = nullptr;
+  void* handle_ = nullptr;
+  void* workspace_ = nullptr;
+  size_t workspace_bytes_ = 0;
 };
 
 }  // namespace shardrun

@@ -6,45 +6,17 @@
 
 #include <cstdint>
 
-#include "runtime/dtype.h"
+#include "kernels/arrays.h"
 #include "runtime/random.h"
 #include "runtime/stream.h"
 #include "runtime/thread_pool.h"
 
-namespace shardrun::kernels {
-struct AdamwScalars;
-struct AdamwRange;
-}  // namespace shardrun::kernels
-
 namespace shardrun::cpu {
 
-// Floating tensors without a shape: fp32, bf16 or fp16; data is null when the tensor is absent.
-struct In {
-  const void* data;
-  Dtype dtype;
-};
-struct Out {
-  void* data;
-  Dtype dtype;
-};
-
-struct AdamwArguments {
-  float* master;  // null: compute is the parameter
-  Out compute;
-  float* moment1;
-  float* moment2;
-  const float* gradient;
-  const kernels::AdamwScalars* scalars;
-  const kernels::AdamwRange* ranges;
-  int64_t range_count;
-};
-
-struct LayerNormGradients {
-  Out dx;
-  float* dweight;
-  float* dbias;  // may be null
-  bool accumulate_weight, accumulate_bias;
-};
+using kernels::AdamwArguments;
+using kernels::In;
+using kernels::LayerNormGradients;
+using kernels::Out;
 
 struct Table {
   void (*fill)(Out out, float value, int64_t n, ThreadPool& pool);

@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "kernels/adamw_scalars.h"
-#include "runtime/dtype.h"
+#include "kernels/arrays.h"
 #include "runtime/random.h"
 
 struct CUstream_st;
@@ -18,15 +18,10 @@ namespace shardrun::cuda {
 
 using StreamHandle = CUstream_st*;  // cudaStream_t
 
-// Floating tensors without a shape: fp32, bf16 or fp16; data is null when the tensor is absent.
-struct In {
-  const void* data;
-  Dtype dtype;
-};
-struct Out {
-  void* data;
-  Dtype dtype;
-};
+using kernels::AdamwArguments;
+using kernels::In;
+using kernels::LayerNormGradients;
+using kernels::Out;
 
 void fill(Out out, float value, int64_t n, StreamHandle stream);
 void copy_bytes(void* out, const void* in, int64_t bytes, StreamHandle stream);
@@ -41,12 +36,6 @@ void random_normal(Out out, float mean, float std, RandomKey key, int64_t first,
 void layer_norm_forward(Out y, float* mean, float* rstd, In x, In weight, In bias, float eps,
                         int64_t rows, int64_t columns, StreamHandle stream);
 
-struct LayerNormGradients {
-  Out dx;
-  float* dweight;
-  float* dbias;  // may be null
-  bool accumulate_weight, accumulate_bias;
-};
 size_t layer_norm_backward_workspace(int64_t rows, int64_t columns);
 void layer_norm_backward(const LayerNormGradients& gradients, In dy, In x, In weight,
                          const float* mean, const float* rstd, int64_t rows, int64_t columns,
@@ -75,16 +64,6 @@ void cross_entropy_backward(Out dlogits, In logits, const float* lse, const int3
 void fold(float* accumulator, In leaf, bool add, int64_t n, int64_t* found, StreamHandle stream);
 void block_squares(double* squares, const float* gradient, int64_t blocks, StreamHandle stream);
 
-struct AdamwArguments {
-  float* master;  // null: compute is the parameter
-  Out compute;
-  float* moment1;
-  float* moment2;
-  const float* gradient;
-  const kernels::AdamwScalars* scalars;  // on the host, read before the call returns
-  const kernels::AdamwRange* ranges;     // likewise
-  int64_t range_count;
-};
 void adamw(const AdamwArguments& arguments, StreamHandle stream);
 
 }  // namespace shardrun::cuda
