@@ -22,13 +22,6 @@ class Working {
   bool idle_;
 };
 
-// Leaves arrive in order, so only inside one leaf can a later fold find an earlier index.
-void note(FoundNonFinite& found, int64_t leaf, const kernels::NonFinite& here) {
-  if (here.index < 0) return;
-  if (found.leaf >= 0 && (found.leaf != leaf || found.index <= here.index)) return;
-  found = {leaf, here.index, here.nan};
-}
-
 kernels::FoldMode mode_of(bool first) {
   return first ? kernels::FoldMode::assign : kernels::FoldMode::add;
 }
@@ -89,8 +82,8 @@ void Communicator::all_gather(Tensor full, ConstTensor shard, Stream& stream) {
                 shard.bytes());
 }
 
-FoundNonFinite Communicator::exchange_sum(SliceSum sum, ConstTensor leaf, const LeafWindow& window,
-                                          Memory& memory, Stream& stream) {
+void Communicator::exchange_sum(SliceSum sum, Tensor found, ConstTensor leaf,
+                                const LeafWindow& window, Memory& memory, Stream& stream) {
   check_stream(stream);
   check_window(window, size_);
   const int64_t count = slice_count(leaf, "exchange_sum: leaf", size_);
@@ -99,6 +92,7 @@ FoundNonFinite Communicator::exchange_sum(SliceSum sum, ConstTensor leaf, const 
                  "exchange_sum: leaf is {}, wanted fp32, bf16 or fp16", name_of(wire));
   check_sum(sum.total, "exchange_sum: total", count);
   check_data(sum.total, "exchange_sum: total");
+  check_data(found, "exchange_sum: found");
   const bool blocks = window.sum_block > 1;
   if (blocks) {
     check_sum(sum.block, "exchange_sum: block", count);
@@ -112,28 +106,26 @@ FoundNonFinite Communicator::exchange_sum(SliceSum sum, ConstTensor leaf, const 
   count_call(sends ? static_cast<double>(slice_bytes) * (size_ - 1) : 0,
              static_cast<double>(slice_bytes) * (senders - (sends ? 1 : 0)));
 
-  FoundNonFinite found;
   Working working(stream);
-  do_exchange(
-      sends ? static_cast<const std::byte*>(leaf.data()) : nullptr, slice_bytes, senders, memory,
-      [&](int source, const std::byte* slice) {
-        const int64_t number = window.first + source;
-        const ConstTensor incoming(slice, wire, Shape{count});
-        if (!blocks) {
-          note(found, number, kernels::fold(sum.total, incoming, mode_of(number == 0), stream));
-          return;
-        }
-        const int64_t place = number % window.sum_block;
-        note(found, number, kernels::fold(sum.block, incoming, mode_of(place == 0), stream));
-        if (place + 1 < window.sum_block && number + 1 < window.total) return;
-        const bool first_block = number < window.sum_block;
-        note(found, number, kernels::fold(sum.total, sum.block, mode_of(first_block), stream));
-      });
-  return found;
+  do_exchange(sends ? static_cast<const std::byte*>(leaf.data()) : nullptr, slice_bytes, senders,
+              memory, [&](int source, const std::byte* slice) {
+                const int64_t number = window.first + source;
+                const ConstTensor incoming(slice, wire, Shape{count});
+                const int64_t tag = kernels::place_tag(number, rank_ * count);
+                if (!blocks) {
+                  kernels::fold(sum.total, incoming, mode_of(number == 0), found, tag, stream);
+                  return;
+                }
+                const int64_t place = number % window.sum_block;
+                kernels::fold(sum.block, incoming, mode_of(place == 0), found, tag, stream);
+                if (place + 1 < window.sum_block && number + 1 < window.total) return;
+                const bool first_block = number < window.sum_block;
+                kernels::fold(sum.total, sum.block, mode_of(first_block), found, tag, stream);
+              });
 }
 
-FoundNonFinite Communicator::exchange_blocks(Tensor total, ConstTensor block, int64_t blocks,
-                                             Memory& memory, Stream& stream) {
+void Communicator::exchange_blocks(Tensor total, Tensor found, ConstTensor block, int64_t blocks,
+                                   Memory& memory, Stream& stream) {
   check_stream(stream);
   SHARDRUN_CHECK(blocks >= 1 && blocks <= size_, "exchange_blocks of {} blocks over {} ranks",
                  blocks, size_);
@@ -141,6 +133,7 @@ FoundNonFinite Communicator::exchange_blocks(Tensor total, ConstTensor block, in
   check_sum(block, "exchange_blocks: block", count * size_);
   check_sum(total, "exchange_blocks: total", count);
   check_data(total, "exchange_blocks: total");
+  check_data(found, "exchange_blocks: found");
   const bool sends = rank_ < blocks;
   if (sends) check_data(block, "exchange_blocks: block");
 
@@ -149,14 +142,13 @@ FoundNonFinite Communicator::exchange_blocks(Tensor total, ConstTensor block, in
   count_call(sends ? static_cast<double>(slice_bytes) * (size_ - 1) : 0,
              static_cast<double>(slice_bytes) * (senders - (sends ? 1 : 0)));
 
-  FoundNonFinite found;
   Working working(stream);
   do_exchange(sends ? static_cast<const std::byte*>(block.data()) : nullptr, slice_bytes, senders,
               memory, [&](int source, const std::byte* slice) {
                 const ConstTensor incoming(slice, Dtype::fp32, Shape{count});
-                note(found, source, kernels::fold(total, incoming, mode_of(source == 0), stream));
+                kernels::fold(total, incoming, mode_of(source == 0), found,
+                              kernels::place_tag(source, rank_ * count), stream);
               });
-  return found;
 }
 
 void Communicator::reduce_scatter(Tensor shard, ConstTensor full, Memory& memory, Stream& stream) {

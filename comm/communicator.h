@@ -36,14 +36,6 @@ struct LeafWindow {
   int64_t sum_block = 1;  // B
 };
 
-// Where a leaf, or the sum with it, first was not finite inside this rank's slice. Order: leaf,
-// then index.
-struct FoundNonFinite {
-  int64_t leaf = -1;   // -1: none
-  int64_t index = -1;  // inside the slice
-  bool nan = false;
-};
-
 // Payload of this rank, the same on every transport: an exchange and a gather send each slice
 // straight to its reader, a broadcast leaves the root once for each reader, a reduction passes
 // once.
@@ -65,15 +57,16 @@ class Communicator {
   // Canonical sum, first hop: this rank's `leaf` [W n] in the wire dtype (fp32, bf16, fp16; shape
   // and dtype count on every rank, the bytes only where the window gives this rank a leaf), slice j
   // goes to rank j; here all leaves of the window are folded into `sum` in order of leaf, also on
-  // an idle stream. After the last leaf of the step `sum.total` is complete.
-  FoundNonFinite exchange_sum(SliceSum sum, ConstTensor leaf, const LeafWindow& window,
-                              Memory& memory, Stream& stream);
+  // an idle stream. After the last leaf of the step `sum.total` is complete. `found` (int64 [1]):
+  // the place, of this rank's slice, where a leaf or the sum with it first was not finite, as
+  // kernels::fold has it; element i of the slice is element rank n + i of the leaf.
+  void exchange_sum(SliceSum sum, Tensor found, ConstTensor leaf, const LeafWindow& window,
+                    Memory& memory, Stream& stream);
 
   // The same over whole blocks, once a step: rank r holds the finished fp32 sum of block r (when
-  // r < blocks). total [n] = block sums folded in order. FoundNonFinite::leaf is the block's
-  // number.
-  FoundNonFinite exchange_blocks(Tensor total, ConstTensor block, int64_t blocks, Memory& memory,
-                                 Stream& stream);
+  // r < blocks). total [n] = block sums folded in order. The leaf of `found` is the block's number.
+  void exchange_blocks(Tensor total, Tensor found, ConstTensor block, int64_t blocks,
+                       Memory& memory, Stream& stream);
 
   // The transport's own sum in its own order, fp32: outside the promise of equal bits.
   void reduce_scatter(Tensor shard, ConstTensor full, Memory& memory, Stream& stream);

@@ -5,17 +5,38 @@
 
 namespace shardrun::kernels {
 
-NonFinite fold(Tensor accumulator, ConstTensor leaf, FoldMode mode, Stream& stream) {
+NonFinite place_of(int64_t found) {
+  if (found == kNothingFound) return {};
+  const int64_t place = found & (2 * kMaxElements - 1);
+  return {found / (2 * kMaxElements), place / 2, place % 2 == 1};
+}
+
+int64_t place_tag(int64_t leaf, int64_t first) {
+  SHARDRUN_CHECK(leaf >= 0 && leaf < kMaxLeaves, "leaf {}, wanted 0 to {}", leaf, kMaxLeaves - 1);
+  SHARDRUN_CHECK(first >= 0 && first <= kMaxElements, "element {}, wanted 0 to {}", first,
+                 kMaxElements);
+  return leaf * 2 * kMaxElements + 2 * first;
+}
+
+void fold(Tensor accumulator, ConstTensor leaf, FoldMode mode, Tensor found, int64_t tag,
+          Stream& stream) {
   check_dtype(accumulator, Dtype::fp32, "accumulator");
   check_floating(leaf, "leaf");
   check_numel(leaf, accumulator.numel(), "leaf");
+  check_dtype(found, Dtype::int64, "found");
+  check_numel(found, 1, "found");
+  SHARDRUN_CHECK(place_of(tag).element + leaf.numel() <= kMaxElements,
+                 "a leaf of {} elements, wanted at most {}", place_of(tag).element + leaf.numel(),
+                 kMaxElements);
   const bool add = mode == FoldMode::add;
   stream.count(add ? static_cast<double>(leaf.numel()) : 0, bytes_of({accumulator, leaf}));
-  if (!stream.computes()) return {};
-  const int64_t found = cpu::table_for(stream).fold(accumulator.as<float>(), in(leaf), add,
-                                                    leaf.numel(), stream.pool());
-  if (found == INT64_MAX) return {};
-  return {found / 2, found % 2 == 1};
+  if (!stream.computes()) return;
+  if (on_gpu(stream)) {
+    return cuda::table().fold(accumulator.as<float>(), in(leaf), add, leaf.numel(),
+                              found.as<int64_t>(), tag, queue(stream));
+  }
+  cpu::table_for(stream).fold(accumulator.as<float>(), in(leaf), add, leaf.numel(),
+                              found.as<int64_t>(), tag, stream.pool());
 }
 
 void block_squares(Tensor squares, ConstTensor gradient, Stream& stream) {

@@ -22,9 +22,22 @@ ShardedRunner::ShardedRunner(const Model& model, ShardState& state, const LeafPl
     lives_[u].gathered.resize(plan.segments.size());
     lives_[u].gradients.resize(plan.segments.size());
     lives_[u].touched.assign(plan.places.size(), 0);
+    lives_[u].first_place = places_;
+    places_ += static_cast<int>(plan.segments.size());
+  }
+  const bool by_step = state.plan().options().reduce_every == ReduceEvery::step;
+  const int64_t places = by_step ? 2 * places_ : places_;
+  found_ = allocate_tensor(memory, Dtype::int64, Shape{places}, "overflow places");
+  for (HostBuffer* host : {&found_on_host_, &nothing_found_}) {
+    *host = HostBuffer(stream.device(), found_.tensor.bytes(), "overflow places");
+    std::fill_n(host->as<int64_t>(), places, kernels::kNothingFound);
   }
   waiting_.reserve(lives_.size());
   lingering_.reserve(lives_.size());
+}
+
+void ShardedRunner::begin_step() {
+  copy_from_host(found_.tensor, nothing_found_.data(), stream());
 }
 
 void ShardedRunner::begin_micro_step(int64_t step, int64_t m) {
@@ -163,7 +176,7 @@ void ShardedRunner::reduce(const Unit& unit) {
     life.gradients[s] = OwnedTensor();
   }
   life.has_gradients = false;
-  ++backward_order_;
+  life.backward_order = backward_order_++;
 }
 
 void ShardedRunner::reduce_segment(const Unit& unit, int segment, Tensor gradient) {
@@ -180,8 +193,8 @@ void ShardedRunner::reduce_segment(const Unit& unit, int segment, Tensor gradien
   if (options.reduce_every == ReduceEvery::step) {
     if (leaf_ < 0) return;
     const auto mode = m_ == 0 ? kernels::FoldMode::assign : kernels::FoldMode::add;
-    const kernels::NonFinite bad = kernels::fold(part.block_full, wire, mode, stream());
-    if (bad.index >= 0) note(unit, segment, leaf_, bad.index, bad.nan);
+    kernels::fold(part.block_full, wire, mode, found(unit, segment), kernels::place_tag(leaf_, 0),
+                  stream());
     return;
   }
   LeafWindow window;
@@ -189,41 +202,19 @@ void ShardedRunner::reduce_segment(const Unit& unit, int segment, Tensor gradien
   window.count = std::min<int64_t>(comm_.size(), leaves_.leaves - window.first);
   window.total = leaves_.leaves;
   window.sum_block = options.sum_block;
-  const FoundNonFinite bad = comm_.exchange_sum(part.sum, wire, window, memory_, stream());
-  if (bad.leaf >= 0) {
-    note(unit, segment, bad.leaf, comm_.rank() * part.plan->slice + bad.index, bad.nan);
-  }
-}
-
-void ShardedRunner::note(const Unit& unit, int segment, int64_t leaf, int64_t index, bool nan) {
-  Overflow found{.micro_step = leaves_.micro_step_of(leaf),
-                 .unit_order = backward_order_,
-                 .leaf = leaf,
-                 .unit = unit.index(),
-                 .segment = segment,
-                 .element = index,
-                 .nan = nan};
-  if (found.before(overflow_)) overflow_ = found;
+  comm_.exchange_sum(part.sum, found(unit, segment), wire, window, memory_, stream());
 }
 
 void ShardedRunner::finish_sums() {
   const ShardOptions& options = state_.plan().options();
   if (options.reduce_every == ReduceEvery::step) {
-    const int64_t blocks =
-        (leaves_.leaves + leaves_.micro_steps - 1) / leaves_.micro_steps;
-    backward_order_ = 0;
+    const int64_t blocks = (leaves_.leaves + leaves_.micro_steps - 1) / leaves_.micro_steps;
     for (auto unit = state_.units().rbegin(); unit != state_.units().rend(); ++unit) {
       for (size_t s = 0; s < unit->segments.size(); ++s) {
         SegmentState& part = unit->segments[s];
-        const FoundNonFinite bad =
-            comm_.exchange_blocks(part.sum.total, part.block_full, blocks, memory_, stream());
-        if (bad.leaf >= 0) {  // finite leaves whose sum is not
-          const int64_t last = std::min((bad.leaf + 1) * leaves_.micro_steps, leaves_.leaves) - 1;
-          note(*unit->plan->unit, static_cast<int>(s), last,
-               comm_.rank() * part.plan->slice + bad.index, bad.nan);
-        }
+        const Tensor place = found(*unit->plan->unit, static_cast<int>(s), true);
+        comm_.exchange_blocks(part.sum.total, place, part.block_full, blocks, memory_, stream());
       }
-      ++backward_order_;
     }
   }
   if (options.zero == 0) {
@@ -233,6 +224,48 @@ void ShardedRunner::finish_sums() {
       }
     }
   }
+}
+
+// ---- what was not finite
+
+Tensor ShardedRunner::found(const Unit& unit, int segment, bool of_blocks) const {
+  const int place = lives_[unit.index()].first_place + segment + (of_blocks ? places_ : 0);
+  return found_.tensor.flat(place, 1);
+}
+
+void ShardedRunner::fetch_overflow() {
+  copy_to_host(found_on_host_.data(), found_.tensor, stream());
+}
+
+// In one segment the smallest leaf has the smallest micro-step, for a rank's leaves grow with it, and
+// a unit's turn in backward is the same in every leaf: so one place for each segment is enough.
+Overflow ShardedRunner::overflow() const {
+  Overflow first;
+  const auto consider = [&](const UnitState& unit, int segment, bool of_blocks) {
+    const UnitLife& life = lives_[unit.plan->unit->index()];
+    const int place = life.first_place + segment + (of_blocks ? places_ : 0);
+    const kernels::NonFinite bad = kernels::place_of(found_on_host_.as<int64_t>()[place]);
+    if (bad.leaf < 0) return;
+    // Of blocks: finite leaves whose sum is not, from this block on.
+    const int64_t leaf =
+        of_blocks ? std::min((bad.leaf + 1) * leaves_.micro_steps, leaves_.leaves) - 1 : bad.leaf;
+    const Overflow here{.micro_step = leaves_.micro_step_of(leaf),
+                        .unit_order = life.backward_order,
+                        .leaf = leaf,
+                        .unit = unit.plan->unit->index(),
+                        .segment = segment,
+                        .element = bad.element,
+                        .nan = bad.nan};
+    if (here.before(first)) first = here;
+  };
+  const bool by_step = state_.plan().options().reduce_every == ReduceEvery::step;
+  for (const UnitState& unit : state_.units()) {
+    for (int s = 0; s < static_cast<int>(unit.segments.size()); ++s) {
+      consider(unit, s, false);
+      if (by_step) consider(unit, s, true);
+    }
+  }
+  return first;
 }
 
 }  // namespace shardrun

@@ -5,6 +5,7 @@
 
 #include <optional>
 
+#include "runtime/device.h"
 #include "runtime/unit_runner.h"
 #include "sharding/decision.h"
 #include "sharding/shard_state.h"
@@ -24,8 +25,13 @@ class ShardedRunner : public UnitRunner {
   // After the last micro-step: every SliceSum::total is complete; at stage 0 sums are gathered.
   void finish_sums();
 
-  const Overflow& overflow() const { return overflow_; }
-  void clear_overflow() { overflow_ = Overflow(); }
+  // Before the first micro-step: forgets what was not finite.
+  void begin_step();
+  // [Note: where overflow waits] What a fold finds stays on the device, a place for each segment, so
+  // that no micro-step waits for it. After finish_sums() fetch_overflow() sends all places on their
+  // way to the host; overflow() reads them once the stream was synchronized.
+  void fetch_overflow();
+  Overflow overflow() const;
 
   ConstTensor parameter(ParameterRef ref) override;
   GradientTarget gradient(ParameterRef ref) override;
@@ -46,6 +52,8 @@ class ShardedRunner : public UnitRunner {
     std::vector<OwnedTensor> gradients;
     std::vector<char> touched;      // per parameter
     bool has_gradients = false;
+    int first_place = 0;         // in found_: that of segment 0
+    int64_t backward_order = 0;  // units whose gradient was complete before, the same in every leaf
   };
 
   void acquire(const Unit& unit) override;
@@ -56,7 +64,7 @@ class ShardedRunner : public UnitRunner {
   void begin_gradients(const Unit& unit);
   void reduce(const Unit& unit);
   void reduce_segment(const Unit& unit, int segment, Tensor gradient);
-  void note(const Unit& unit, int segment, int64_t leaf, int64_t index, bool nan);
+  Tensor found(const Unit& unit, int segment, bool of_blocks = false) const;
 
   ShardState& state_;
   LeafPlan leaves_;
@@ -68,7 +76,11 @@ class ShardedRunner : public UnitRunner {
   int64_t m_ = 0;
   int64_t leaf_ = -1;
   int64_t backward_order_ = 0;  // units whose gradient was complete before, in this micro-step
-  Overflow overflow_;
+  int places_ = 0;              // segments of all units
+  // int64: a place of each segment's leaves; reducing once a step also one of its sums of blocks.
+  OwnedTensor found_;
+  HostBuffer found_on_host_;
+  HostBuffer nothing_found_;  // what found_ is at first
   GradientHook hook_ = nullptr;
   void* hook_context_ = nullptr;
 };

@@ -11,7 +11,13 @@ static int64_t count_leaves(const StepOptions& options) {
     throw ConfigError("--global-batch {} is not a multiple of --micro-batch {}",
                       options.global_batch, options.micro_batch);
   }
-  return options.global_batch / options.micro_batch;
+  const int64_t leaves = options.global_batch / options.micro_batch;
+  if (leaves > kernels::kMaxLeaves) {
+    throw ConfigError(
+        "--global-batch {} by --micro-batch {} are {} micro-batches a step, wanted {} at most",
+        options.global_batch, options.micro_batch, leaves, kernels::kMaxLeaves);
+  }
+  return leaves;
 }
 
 TrainStep::TrainStep(const Model& model, const StepOptions& options,
@@ -46,7 +52,7 @@ StepReport TrainStep::operator()(int64_t step, double lr, LeafSource& source, bo
   report.loss_scale = scaler_.scale();
   StepRecord record;
   record.stop = stop_request;
-  runner_->clear_overflow();
+  runner_->begin_step();
   const float seed = static_cast<float>(scaler_.scale() / leaf_nominal_);
 
   for (int64_t m = 0; m < leaves_.micro_steps; ++m) {
@@ -71,6 +77,8 @@ StepReport TrainStep::operator()(int64_t step, double lr, LeafSource& source, bo
   memory_.begin("update");
   runner_->finish_sums();
   sum_squares(record);
+  runner_->fetch_overflow();
+  stream_.synchronize();
   record.overflow = runner_->overflow();
   report.decision =
       decide(record, scaler_.scale(), leaf_nominal_, options_.update.grad_clip, comm_);

@@ -35,11 +35,11 @@ int64_t locate(const float* accumulator, const float* x, int64_t begin, int64_t 
   return INT64_MAX;
 }
 
-int64_t fold(float* accumulator, In leaf, bool add, int64_t n, ThreadPool& pool) {
-  int64_t first = INT64_MAX;
+void fold(float* accumulator, In leaf, bool add, int64_t n, int64_t* found, int64_t tag,
+          ThreadPool& pool) {
   for_tasks(pool, quotient_up(n, kTaskElements), [&](int64_t task, int) {
     Buffer buffer;
-    int64_t found = INT64_MAX;
+    int64_t first = INT64_MAX;
     const int64_t end = smaller(n, (task + 1) * kTaskElements);
     for (int64_t i = task * kTaskElements; i < end; i += kBlock) {
       const int64_t m = smaller(kBlock, end - i);
@@ -47,16 +47,16 @@ int64_t fold(float* accumulator, In leaf, bool add, int64_t n, ThreadPool& pool)
       float* sum = accumulator + i;
       const bool finite = add ? fold_block<true>(sum, x, m) : fold_block<false>(sum, x, m);
       if (!finite) [[unlikely]]
-        found = smaller(found, locate(sum, x, i, m));
+        first = smaller(first, locate(sum, x, i, m));
     }
-    if (found == INT64_MAX) return;
+    if (first == INT64_MAX) return;
     // The smallest of all tasks, whatever the order in which they end.
-    int64_t seen = __atomic_load_n(&first, __ATOMIC_RELAXED);
-    while (found < seen && !__atomic_compare_exchange_n(&first, &seen, found, true,
-                                                        __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    const int64_t place = tag + first;
+    int64_t seen = __atomic_load_n(found, __ATOMIC_RELAXED);
+    while (place < seen && !__atomic_compare_exchange_n(found, &seen, place, true, __ATOMIC_RELAXED,
+                                                        __ATOMIC_RELAXED)) {
     }
   });
-  return first;
 }
 
 void block_squares(double* squares, const float* gradient, int64_t blocks, ThreadPool& pool) {

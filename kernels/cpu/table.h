@@ -51,8 +51,8 @@ struct Table {
                                  int64_t vocabulary, float scale, int64_t rows, int64_t columns,
                                  ThreadPool& pool);
 
-  // 2 x index + (1 when NaN) of the first element that is not finite, or INT64_MAX.
-  int64_t (*fold)(float* accumulator, In leaf, bool add, int64_t n, ThreadPool& pool);
+  void (*fold)(float* accumulator, In leaf, bool add, int64_t n, int64_t* found, int64_t tag,
+               ThreadPool& pool);
   void (*block_squares)(double* squares, const float* gradient, int64_t blocks, ThreadPool& pool);
 
   void (*adamw)(const AdamwArguments& arguments, int64_t n, ThreadPool& pool);

@@ -59,9 +59,8 @@ void cross_entropy_backward(Out dlogits, In logits, const float* lse, const int3
                             int64_t vocabulary, float scale, int64_t rows, int64_t columns,
                             StreamHandle stream);
 
-// *found, in device memory: 2 x index + (1 when NaN) of the first element that is not finite, or
-// INT64_MAX.
-void fold(float* accumulator, In leaf, bool add, int64_t n, int64_t* found, StreamHandle stream);
+void fold(float* accumulator, In leaf, bool add, int64_t n, int64_t* found, int64_t tag,
+          StreamHandle stream);
 void block_squares(double* squares, const float* gradient, int64_t blocks, StreamHandle stream);
 
 void adamw(const AdamwArguments& arguments, StreamHandle stream);

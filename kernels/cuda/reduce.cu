@@ -11,15 +11,11 @@ __device__ __forceinline__ bool not_finite(float x) {
   return (math::bits_of(x) & 0x7f800000u) == 0x7f800000u;
 }
 
-__global__ void clear_found_kernel(int64_t* found) {
-  *found = INT64_MAX;
-}
-
 // The kind of a place is the leaf's where the leaf is to blame, else the sum's. The smallest place
 // is found by an integer atomic, which no order changes.
 template <bool kAdd>
 __global__ void __launch_bounds__(kThreads)
-    fold_kernel(float* accumulator, In leaf, int64_t n, int64_t* found) {
+    fold_kernel(float* accumulator, In leaf, int64_t n, int64_t* found, int64_t tag) {
   const int64_t begin = kVector * global_thread();
   if (begin >= n) return;
   const int count = count_from(begin, n);
@@ -37,7 +33,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   store({accumulator, Dtype::fp32}, begin, sum, count);
   if (first != INT64_MAX) {
-    atomicMin(reinterpret_cast<long long*>(found), static_cast<long long>(first));
+    atomicMin(reinterpret_cast<long long*>(found), static_cast<long long>(tag + first));
   }
 }
 
@@ -59,11 +55,11 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void fold(float* accumulator, In leaf, bool add, int64_t n, int64_t* found, StreamHandle stream) {
-  launch({"clear_found", dim3(1), dim3(1), stream}, clear_found_kernel, found);
+void fold(float* accumulator, In leaf, bool add, int64_t n, int64_t* found, int64_t tag,
+          StreamHandle stream) {
   if (n == 0) return;
   launch(per_thread("fold", quotient_up(n, kVector), stream),
-         add ? fold_kernel<true> : fold_kernel<false>, accumulator, leaf, n, found);
+         add ? fold_kernel<true> : fold_kernel<false>, accumulator, leaf, n, found, tag);
 }
 
 void block_squares(double* squares, const float* gradient, int64_t blocks, StreamHandle stream) {

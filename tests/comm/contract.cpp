@@ -95,6 +95,13 @@ Tensor tensor_of(std::vector<float>& values) {
   return {values.data(), Dtype::fp32, Shape{static_cast<int64_t>(values.size())}};
 }
 
+// Where an exchange says what was not finite.
+struct Found {
+  int64_t place = kernels::kNothingFound;
+  Tensor tensor() { return {&place, Dtype::int64, Shape{1}}; }
+  kernels::NonFinite read() const { return kernels::place_of(place); }
+};
+
 // A whole step: `total` leaves in windows of `width`, slices of n elements.
 void sum_a_step(Communicator& comm, Host& host, Dtype wire, int64_t n, int64_t total, int64_t width,
                 int64_t sum_block) {
@@ -109,10 +116,10 @@ void sum_a_step(Communicator& comm, Host& host, Dtype wire, int64_t n, int64_t t
     const ConstTensor leaf(brings ? leaves[first + comm.rank()].data() : nullptr, wire,
                            Shape{n * size});
     host.stream.set_idle(!brings);
-    const FoundNonFinite found =
-        comm.exchange_sum({tensor_of(sum), sum_block > 1 ? tensor_of(block) : Tensor()}, leaf,
-                          window, *host.memory, host.stream);
-    SHARDRUN_CHECK(found.leaf == -1, "leaf {} called not finite", found.leaf);
+    Found found;
+    comm.exchange_sum({tensor_of(sum), sum_block > 1 ? tensor_of(block) : Tensor()}, found.tensor(),
+                      leaf, window, *host.memory, host.stream);
+    SHARDRUN_CHECK(found.read().leaf == -1, "leaf {} called not finite", found.read().leaf);
     SHARDRUN_CHECK(host.stream.idle() == !brings, "idle was not restored");
     host.stream.set_idle(false);
   }
@@ -155,19 +162,24 @@ void exchange_sum_finds_the_first_that_is_not_finite(Communicator& comm) {
       leaf[r * n + 50 + r] = std::numeric_limits<float>::quiet_NaN();
     }
   }
-  FoundNonFinite found = comm.exchange_sum({tensor_of(sum), {}}, tensor_of(leaf),
-                                           {0, size, size, 1}, *host.memory, host.stream);
-  SHARDRUN_CHECK(found.leaf == bad && found.index == 40 + comm.rank() && !found.nan,
-                 "found leaf {}, index {}, nan {}", found.leaf, found.index, found.nan);
+  Found first;
+  comm.exchange_sum({tensor_of(sum), {}}, first.tensor(), tensor_of(leaf), {0, size, size, 1},
+                    *host.memory, host.stream);
+  kernels::NonFinite found = first.read();
+  const int64_t own = comm.rank() * n;
+  SHARDRUN_CHECK(found.leaf == bad && found.element == own + 40 + comm.rank() && !found.nan,
+                 "found leaf {}, element {}, nan {}", found.leaf, found.element, found.nan);
 
   // Finite leaves whose sum is not: leaf 1 is the one that overflows.
   if (size < 2) return;
   leaf.assign(n * size, 1.0f);
   for (int64_t r = 0; r < size; ++r) leaf[r * n + 3] = std::numeric_limits<float>::max();
-  found = comm.exchange_sum({tensor_of(sum), {}}, tensor_of(leaf), {0, size, size, 1}, *host.memory,
-                            host.stream);
-  SHARDRUN_CHECK(found.leaf == 1 && found.index == 3 && !found.nan, "found leaf {}, index {}",
-                 found.leaf, found.index);
+  Found second;
+  comm.exchange_sum({tensor_of(sum), {}}, second.tensor(), tensor_of(leaf), {0, size, size, 1},
+                    *host.memory, host.stream);
+  found = second.read();
+  SHARDRUN_CHECK(found.leaf == 1 && found.element == own + 3 && !found.nan,
+                 "found leaf {}, element {}", found.leaf, found.element);
 }
 
 void exchange_blocks_folds_in_order(Communicator& comm) {
@@ -180,7 +192,10 @@ void exchange_blocks_folds_in_order(Communicator& comm) {
     const ConstTensor block(brings ? sums[comm.rank()].data() : nullptr, Dtype::fp32,
                             Shape{n * size});
     std::vector<float> total(n, 9.0f);
-    comm.exchange_blocks(tensor_of(total), block, blocks, *host.memory, host.stream);
+    Found found;
+    comm.exchange_blocks(tensor_of(total), found.tensor(), block, blocks, *host.memory,
+                         host.stream);
+    SHARDRUN_CHECK(found.read().leaf == -1, "block {} called not finite", found.read().leaf);
     for (int64_t i = 0; i < n; ++i) {
       require_same_bits(total[i], canonical(sums, Dtype::fp32, comm.rank() * n + i, 1),
                         "exchange_blocks", i);
@@ -305,7 +320,9 @@ void counts_traffic(Communicator& comm) {
   std::vector<float> full(n * size), shard(n);
   comm.all_gather(tensor_of(full), tensor_of(shard), host.stream);
   const LeafWindow first_only{0, 1, 1, 1};
-  comm.exchange_sum({tensor_of(shard), {}}, tensor_of(full), first_only, *host.memory, host.stream);
+  Found found;
+  comm.exchange_sum({tensor_of(shard), {}}, found.tensor(), tensor_of(full), first_only,
+                    *host.memory, host.stream);
   const double slices = static_cast<double>(n * 4 * (size - 1));
   const bool root = comm.rank() == 0;
   const Traffic& after = comm.traffic();
@@ -320,6 +337,7 @@ void counts_traffic(Communicator& comm) {
 void refuses_wrong_arguments(Communicator& comm) {
   Host host;
   std::vector<float> full(256 * comm.size()), shard(255);
+  Found found;
   const auto require_throws = [](const char* what, auto&& call) {
     try {
       call();
@@ -333,13 +351,13 @@ void refuses_wrong_arguments(Communicator& comm) {
   require_throws("a window wider than the world", [&] {
     const int64_t leaves = comm.size() + 1;
     std::vector<float> sum(256);
-    comm.exchange_sum({tensor_of(sum), {}}, tensor_of(full), {0, leaves, leaves, 1}, *host.memory,
-                      host.stream);
+    comm.exchange_sum({tensor_of(sum), {}}, found.tensor(), tensor_of(full), {0, leaves, leaves, 1},
+                      *host.memory, host.stream);
   });
   require_throws("a sum block without its accumulator", [&] {
     std::vector<float> sum(256);
-    comm.exchange_sum({tensor_of(sum), {}}, tensor_of(full), {0, 1, 1, 2}, *host.memory,
-                      host.stream);
+    comm.exchange_sum({tensor_of(sum), {}}, found.tensor(), tensor_of(full), {0, 1, 1, 2},
+                      *host.memory, host.stream);
   });
   require_throws("a root outside the world", [&] { comm.broadcast({}, comm.size()); });
   comm.barrier();

@@ -13,11 +13,12 @@ constexpr int64_t kCount = 300;  // a slice that is no multiple of the alignment
 
 void a_step(Communicator& comm, Memory& memory, Stream& stream, void* full, void* sum) {
   const int64_t size = comm.size();
+  int64_t found = kernels::kNothingFound;
   const Tensor whole(full, Dtype::bf16, {kCount * size});
   comm.all_gather(whole, whole.flat(comm.rank() * kCount, kCount), stream);
   for (int64_t count = 0; count <= size; ++count) {
-    comm.exchange_sum({{sum, Dtype::fp32, {kCount}}, {}}, whole, {0, count, size, 1}, memory,
-                      stream);
+    comm.exchange_sum({{sum, Dtype::fp32, {kCount}}, {}}, {&found, Dtype::int64, {1}}, whole,
+                      {0, count, size, 1}, memory, stream);
   }
 }
 

@@ -124,9 +124,10 @@ TEST(ThreadCommunicator, LeavesOutliveTheirReadersWhenAnAbortComes) {
     Stream stream(DeviceKind::cpu, Isa::baseline, &pool);
     const std::unique_ptr<Memory> memory = make_heap_memory();
     std::vector<float> sum(kCount);
+    int64_t found = kernels::kNothingFound;
     for (;;) {
       std::vector<float> leaf(kCount * part->size(), 1.0f);
-      part->exchange_sum({{sum.data(), Dtype::fp32, {kCount}}, {}},
+      part->exchange_sum({{sum.data(), Dtype::fp32, {kCount}}, {}}, {&found, Dtype::int64, {1}},
                          {leaf.data(), Dtype::fp32, {kCount * part->size()}},
                          {0, part->size(), part->size(), 1}, *memory, stream);
     }

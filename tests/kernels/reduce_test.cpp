@@ -14,14 +14,24 @@ using kernels::fold;
 using kernels::FoldMode;
 using kernels::NonFinite;
 
+// A place on the "device", which a fold lowers.
+struct Found {
+  int64_t place = kernels::kNothingFound;
+  Tensor tensor() { return {&place, Dtype::int64, {1}}; }
+  NonFinite read() const { return kernels::place_of(place); }
+};
+
 TEST(Fold, AssignsThenAdds) {
   for (Dtype dtype : kFloating) {
     for (int64_t n : kSizes) {
       const Array a = Array::normal(dtype, {n}, 1), b = Array::normal(dtype, {n}, 2);
       const std::vector<Array> got = same_everywhere([&](Stream& stream) {
         Array sum(Dtype::fp32, {n});
-        EXPECT_EQ(fold(sum.tensor(), a.tensor(), FoldMode::assign, stream).index, -1);
-        EXPECT_EQ(fold(sum.tensor(), b.tensor(), FoldMode::add, stream).index, -1);
+        Found found;
+        fold(sum.tensor(), a.tensor(), FoldMode::assign, found.tensor(), 0, stream);
+        fold(sum.tensor(), b.tensor(), FoldMode::add, found.tensor(), 0, stream);
+        EXPECT_EQ(found.place, kernels::kNothingFound);
+        EXPECT_EQ(found.read().leaf, -1);
         return std::vector<Array>{sum};
       });
       for (int64_t i = 0; i < n; ++i) {
@@ -44,9 +54,12 @@ TEST(Fold, FindsTheFirstPlaceThatIsNotFinite) {
           leaf.set(at, bad);
           same_everywhere([&](Stream& stream) {
             Array sum(Dtype::fp32, {70001});
-            const NonFinite found = fold(sum.tensor(), leaf.tensor(), mode, stream);
-            EXPECT_EQ(found.index, at);
-            EXPECT_EQ(found.nan, std::isnan(bad));
+            Found found;
+            const int64_t tag = kernels::place_tag(5, 1000);
+            fold(sum.tensor(), leaf.tensor(), mode, found.tensor(), tag, stream);
+            EXPECT_EQ(found.read().leaf, 5);
+            EXPECT_EQ(found.read().element, 1000 + at);
+            EXPECT_EQ(found.read().nan, std::isnan(bad));
             return std::vector<Array>{sum};
           });
         }
@@ -60,9 +73,59 @@ TEST(Fold, FindsSumsThatOverflow) {
   Array sum(Dtype::fp32, {300}), leaf(Dtype::fp32, {300});
   sum.set(299, 3e38f);
   leaf.set(299, 3e38f);
-  const NonFinite found = fold(sum.tensor(), leaf.tensor(), FoldMode::add, run.stream());
-  EXPECT_EQ(found.index, 299);
-  EXPECT_FALSE(found.nan);
+  Found found;
+  fold(sum.tensor(), leaf.tensor(), FoldMode::add, found.tensor(), 0, run.stream());
+  EXPECT_EQ(found.read().element, 299);
+  EXPECT_FALSE(found.read().nan);
+}
+
+// Of many leaves the first, of its elements the first; what a later leaf finds changes nothing.
+TEST(Fold, KeepsTheSmallestPlace) {
+  Runner run;
+  Array sum(Dtype::fp32, {300}), leaf(Dtype::fp32, {300});
+  const auto found_after = [&](Found& found, int64_t number, int64_t at, float bad) {
+    Array spoilt = leaf;
+    spoilt.set(at, bad);
+    fold(sum.tensor(), spoilt.tensor(), FoldMode::assign, found.tensor(),
+         kernels::place_tag(number, 0), run.stream());
+    return found.read();
+  };
+  Found found;
+  const float infinity = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(found_after(found, 7, 20, infinity).leaf, 7);
+  EXPECT_EQ(found_after(found, 8, 1, infinity).leaf, 7);
+  EXPECT_EQ(found_after(found, 7, 21, infinity).element, 20);
+  EXPECT_EQ(found_after(found, 7, 19, infinity).element, 19);
+  EXPECT_EQ(found_after(found, kernels::kMaxLeaves - 1, 0, infinity).leaf, 7);
+  EXPECT_EQ(found_after(found, 0, 299, infinity).element, 299);
+  EXPECT_EQ(found.read().leaf, 0);
+}
+
+TEST(Fold, PlacesReachTheEdges) {
+  const int64_t leaf = kernels::kMaxLeaves - 1, element = kernels::kMaxElements - 1;
+  const int64_t tag = kernels::place_tag(leaf, element);
+  EXPECT_LT(tag + 1, kernels::kNothingFound);
+  EXPECT_EQ(kernels::place_of(tag + 1).leaf, leaf);
+  EXPECT_EQ(kernels::place_of(tag + 1).element, element);
+  EXPECT_TRUE(kernels::place_of(tag + 1).nan);
+  EXPECT_FALSE(kernels::place_of(tag).nan);
+  EXPECT_THROW(kernels::place_tag(leaf + 1, 0), InternalError);
+  Runner run;
+  Array sum(Dtype::fp32, {2});
+  Found found;  // the second element would be counted to the next leaf
+  EXPECT_THROW(
+      fold(sum.tensor(), sum.tensor(), FoldMode::assign, found.tensor(), tag, run.stream()),
+      InternalError);
+}
+
+TEST(Fold, AnIdleStreamFindsNothing) {
+  Runner run;
+  Array sum(Dtype::fp32, {8}), leaf(Dtype::fp32, {8});
+  leaf.set(3, std::numeric_limits<float>::quiet_NaN());
+  Found found;
+  run.stream().set_idle(true);
+  fold(sum.tensor(), leaf.tensor(), FoldMode::add, found.tensor(), 0, run.stream());
+  EXPECT_EQ(found.place, kernels::kNothingFound);
 }
 
 TEST(Fold, FlushesDenormals) {
@@ -74,7 +137,8 @@ TEST(Fold, FlushesDenormals) {
   for (FoldMode mode : {FoldMode::assign, FoldMode::add}) {
     const std::vector<Array> got = same_everywhere([&](Stream& stream) {
       Array sum(Dtype::fp32, {40});
-      fold(sum.tensor(), leaf.tensor(), mode, stream);
+      Found found;
+      fold(sum.tensor(), leaf.tensor(), mode, found.tensor(), 0, stream);
       return std::vector<Array>{sum};
     });
     uint32_t bits = 0;
