@@ -89,6 +89,7 @@ Stream::Stream(Device& device, size_t workspace_bytes, Priority priority)
 
 Stream::~Stream() {
   if (!device_) return;
+  matmul_state_.reset();
   device_->free(workspace_);
   device_->destroy_stream(handle_);
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "runtime/thread_pool.h"
@@ -26,6 +27,13 @@ Isa isa_from_name(const std::string& name);  // UsageError names the known level
 struct WorkCount {
   double flops = 0;
   double bytes = 0;  // memory traffic of operands, each counted once
+};
+
+// What a library keeps for one stream: its handle, the algorithms it chose. Made by the kernel that
+// needs it; goes before the stream does.
+class LibraryState {
+ public:
+  virtual ~LibraryState() = default;
 };
 
 class Stream {
@@ -61,6 +69,7 @@ class Stream {
   void* handle() const { return handle_; }        // cudaStream_t
   void* workspace(size_t bytes) const;            // DeviceError past the fixed size
   size_t workspace_bytes() const { return workspace_bytes_; }
+  std::unique_ptr<LibraryState>& matmul_state() { return matmul_state_; }  // of the matrix products
 
  private:
   DeviceKind kind_;
@@ -72,6 +81,7 @@ class Stream {
   void* handle_ = nullptr;
   void* workspace_ = nullptr;
   size_t workspace_bytes_ = 0;
+  std::unique_ptr<LibraryState> matmul_state_;
 };
 
 }  // namespace shardrun
