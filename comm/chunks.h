@@ -27,6 +27,7 @@ struct Staging {
         slot_bytes((slice_bytes + Memory::kAlignment - 1) / Memory::kAlignment *
                    Memory::kAlignment) {}
   size_t bytes() const { return static_cast<size_t>(slots) * slot_bytes; }
+  static int slot_of(int source, int rank) { return source - (source > rank ? 1 : 0); }
   // An empty exchange allocates nothing.
   Buffer allocate(Memory& memory) const {
     return bytes() == 0 ? Buffer() : memory.allocate(bytes(), kStagingLabel);

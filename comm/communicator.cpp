@@ -52,8 +52,7 @@ int64_t slice_count(const ConstTensor& full, const char* name, int size) {
 }  // namespace
 
 void Communicator::check_stream(const Stream& stream) const {
-  SHARDRUN_CHECK((stream.kind() != DeviceKind::meta) == moves_data(),
-                 "communicator \"{}\" got a stream of kind {}", transport(),
+  SHARDRUN_CHECK(serves(stream.kind()), "communicator \"{}\" got a stream of kind {}", transport(),
                  name_of(stream.kind()));
 }
 
@@ -79,7 +78,7 @@ void Communicator::all_gather(Tensor full, ConstTensor shard, Stream& stream) {
   const double moved = static_cast<double>(shard.bytes()) * (size_ - 1);
   count_call(moved, moved);
   do_all_gather(static_cast<std::byte*>(full.data()), static_cast<const std::byte*>(shard.data()),
-                shard.bytes());
+                shard.bytes(), stream);
 }
 
 void Communicator::exchange_sum(SliceSum sum, Tensor found, ConstTensor leaf,
@@ -107,21 +106,23 @@ void Communicator::exchange_sum(SliceSum sum, Tensor found, ConstTensor leaf,
              static_cast<double>(slice_bytes) * (senders - (sends ? 1 : 0)));
 
   Working working(stream);
-  do_exchange(sends ? static_cast<const std::byte*>(leaf.data()) : nullptr, slice_bytes, senders,
-              memory, [&](int source, const std::byte* slice) {
-                const int64_t number = window.first + source;
-                const ConstTensor incoming(slice, wire, Shape{count});
-                const int64_t tag = kernels::place_tag(number, rank_ * count);
-                if (!blocks) {
-                  kernels::fold(sum.total, incoming, mode_of(number == 0), found, tag, stream);
-                  return;
-                }
-                const int64_t place = number % window.sum_block;
-                kernels::fold(sum.block, incoming, mode_of(place == 0), found, tag, stream);
-                if (place + 1 < window.sum_block && number + 1 < window.total) return;
-                const bool first_block = number < window.sum_block;
-                kernels::fold(sum.total, sum.block, mode_of(first_block), found, tag, stream);
-              });
+  do_exchange(
+      sends ? static_cast<const std::byte*>(leaf.data()) : nullptr, slice_bytes, senders, memory,
+      [&](int source, const std::byte* slice) {
+        const int64_t number = window.first + source;
+        const ConstTensor incoming(slice, wire, Shape{count});
+        const int64_t tag = kernels::place_tag(number, rank_ * count);
+        if (!blocks) {
+          kernels::fold(sum.total, incoming, mode_of(number == 0), found, tag, stream);
+          return;
+        }
+        const int64_t place = number % window.sum_block;
+        kernels::fold(sum.block, incoming, mode_of(place == 0), found, tag, stream);
+        if (place + 1 < window.sum_block && number + 1 < window.total) return;
+        const bool first_block = number < window.sum_block;
+        kernels::fold(sum.total, sum.block, mode_of(first_block), found, tag, stream);
+      },
+      stream);
 }
 
 void Communicator::exchange_blocks(Tensor total, Tensor found, ConstTensor block, int64_t blocks,
@@ -143,12 +144,14 @@ void Communicator::exchange_blocks(Tensor total, Tensor found, ConstTensor block
              static_cast<double>(slice_bytes) * (senders - (sends ? 1 : 0)));
 
   Working working(stream);
-  do_exchange(sends ? static_cast<const std::byte*>(block.data()) : nullptr, slice_bytes, senders,
-              memory, [&](int source, const std::byte* slice) {
-                const ConstTensor incoming(slice, Dtype::fp32, Shape{count});
-                kernels::fold(total, incoming, mode_of(source == 0), found,
-                              kernels::place_tag(source, rank_ * count), stream);
-              });
+  do_exchange(
+      sends ? static_cast<const std::byte*>(block.data()) : nullptr, slice_bytes, senders, memory,
+      [&](int source, const std::byte* slice) {
+        const ConstTensor incoming(slice, Dtype::fp32, Shape{count});
+        kernels::fold(total, incoming, mode_of(source == 0), found,
+                      kernels::place_tag(source, rank_ * count), stream);
+      },
+      stream);
 }
 
 void Communicator::reduce_scatter(Tensor shard, ConstTensor full, Memory& memory, Stream& stream) {
@@ -161,7 +164,7 @@ void Communicator::reduce_scatter(Tensor shard, ConstTensor full, Memory& memory
   const double moved = static_cast<double>(shard.bytes()) * (size_ - 1);
   count_call(moved, moved);
   do_reduce_scatter(static_cast<float*>(shard.data()), static_cast<const float*>(full.data()),
-                    count, memory);
+                    count, memory, stream);
 }
 
 void Communicator::all_reduce_sum(std::span<int64_t> values) {
@@ -176,18 +179,23 @@ void Communicator::all_reduce_max(std::span<int64_t> values) {
   do_all_reduce(values, true);
 }
 
-void Communicator::broadcast(std::span<std::byte> bytes, int root) {
+void Communicator::count_broadcast(size_t bytes, int root) {
   SHARDRUN_CHECK(root >= 0 && root < size_, "broadcast from rank {} of {}", root, size_);
-  const double count = static_cast<double>(bytes.size());
+  const double count = static_cast<double>(bytes);
   count_call(rank_ == root ? count * (size_ - 1) : 0, rank_ == root ? 0 : count);
-  do_broadcast(bytes.data(), bytes.size(), root);
+}
+
+void Communicator::broadcast(std::span<std::byte> bytes, int root) {
+  count_broadcast(bytes.size(), root);
+  do_broadcast_bytes(bytes.data(), bytes.size(), root);
 }
 
 void Communicator::broadcast(Tensor tensor, int root, Stream& stream) {
   check_stream(stream);
   SHARDRUN_CHECK(tensor.present(), "broadcast of an absent tensor");
   check_data(tensor, "broadcast: tensor");
-  broadcast(std::span(static_cast<std::byte*>(tensor.data()), tensor.bytes()), root);
+  count_broadcast(tensor.bytes(), root);
+  do_broadcast(static_cast<std::byte*>(tensor.data()), tensor.bytes(), root, stream);
 }
 
 void Communicator::all_gather_bytes(std::span<std::byte> all, std::span<const std::byte> mine) {
@@ -196,7 +204,27 @@ void Communicator::all_gather_bytes(std::span<std::byte> all, std::span<const st
                  size_);
   const double moved = static_cast<double>(mine.size()) * (size_ - 1);
   count_call(moved, moved);
-  do_all_gather(all.data(), mine.data(), mine.size());
+  do_all_gather_bytes(all.data(), mine.data(), mine.size());
+}
+
+void Communicator::exchange_bytes(std::span<const std::byte> mine, size_t slice_bytes, int senders,
+                                  Memory& memory,
+                                  FunctionRef<void(int source, const std::byte* slice)> take) {
+  SHARDRUN_CHECK(senders >= 0 && senders <= size_, "exchange_bytes of {} over {} ranks", senders,
+                 size_);
+  const bool sends = rank_ < senders;
+  SHARDRUN_CHECK(mine.size() == (sends ? slice_bytes * static_cast<size_t>(size_) : 0),
+                 "exchange_bytes: {} bytes, wanted {} slices of {}", mine.size(), sends ? size_ : 0,
+                 slice_bytes);
+  count_call(sends ? static_cast<double>(slice_bytes) * (size_ - 1) : 0,
+             static_cast<double>(slice_bytes) * (senders - (sends ? 1 : 0)));
+  do_exchange_bytes(sends ? mine.data() : nullptr, slice_bytes, senders, memory, take);
+}
+
+void Communicator::synchronize(Stream& stream) {
+  check_stream(stream);
+  require_alive();
+  do_synchronize(stream);
 }
 
 void Communicator::barrier() {
@@ -208,6 +236,24 @@ std::unique_ptr<Communicator> Communicator::split(int color) {
   SHARDRUN_CHECK(color >= 0, "split with colour {}, wanted >= 0", color);
   count_call(0, 0);
   return do_split(color);
+}
+
+// ---- transports of host tensors
+
+void Communicator::do_all_gather(std::byte* full, const std::byte* shard, size_t shard_bytes,
+                                 Stream&) {
+  do_all_gather_bytes(full, shard, shard_bytes);
+}
+
+void Communicator::do_exchange(const std::byte* mine, size_t slice_bytes, int senders,
+                               Memory& memory,
+                               FunctionRef<void(int source, const std::byte* slice)> take,
+                               Stream&) {
+  do_exchange_bytes(mine, slice_bytes, senders, memory, take);
+}
+
+void Communicator::do_broadcast(std::byte* bytes, size_t count, int root, Stream&) {
+  do_broadcast_bytes(bytes, count, root);
 }
 
 }  // namespace shardrun

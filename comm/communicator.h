@@ -3,7 +3,9 @@
 // same functions in the same order with the same counts. Not thread-safe: one thread per rank
 // calls.
 //
-// A call has finished when it returns (host tensors). Errors: CommError.
+// A call on host tensors has finished when it returns; on a GPU's stream its results are ready for
+// later work on the stream, and the host may not wait for them but by synchronize(). Errors:
+// CommError.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +14,7 @@
 #include <string>
 
 #include "kernels/reduce.h"
+#include "runtime/device.h"
 #include "runtime/memory.h"
 #include "runtime/stream.h"
 #include "runtime/tensor.h"
@@ -80,7 +83,17 @@ class Communicator {
 
   // all [W n] = every rank's `mine` [n], in rank order, host bytes: decisions, checks, names.
   void all_gather_bytes(std::span<std::byte> all, std::span<const std::byte> mine);
+  // Each rank r < senders sends slice j of `mine` (host, W slices of slice_bytes; else empty) to rank
+  // j; here take(source, slice) is called for each source in order, while the slice lasts.
+  void exchange_bytes(std::span<const std::byte> mine, size_t slice_bytes, int senders,
+                      Memory& memory, FunctionRef<void(int source, const std::byte* slice)> take);
   void barrier();
+
+  // The host waits until all that `stream` was given is done, collectives too: unlike
+  // Stream::synchronize() it ends, by CommError, when a partner fails, aborts or stays away.
+  void synchronize(Stream& stream);
+  // CommError once this communicator, or one that it was split from or into, was aborted.
+  virtual void require_alive() const = 0;
 
   // Ranks with one colour (>= 0) form a communicator, ordered by rank here. All ranks call.
   std::unique_ptr<Communicator> split(int color);
@@ -97,23 +110,35 @@ class Communicator {
   Traffic traffic_;
 
  private:
-  // Byte movers. Pointers may be null where bytes is 0 or the stream kind is meta.
-  virtual void do_all_gather(std::byte* full, const std::byte* shard, size_t shard_bytes) = 0;
+  // Byte movers. Pointers may be null where bytes is 0 or the stream kind is meta. Those with a
+  // stream carry tensors: a transport of host tensors inherits them, its bytes are all there is.
+  virtual void do_all_gather(std::byte* full, const std::byte* shard, size_t shard_bytes,
+                             Stream& stream);
   // Calls take(source, bytes of source's slice for this rank) once for each rank in [0, senders),
   // in order. `mine` is null when this rank sends nothing.
   virtual void do_exchange(const std::byte* mine, size_t slice_bytes, int senders, Memory& memory,
-                           FunctionRef<void(int source, const std::byte* slice)> take) = 0;
-  virtual void do_reduce_scatter(float* shard, const float* full, int64_t count,
-                                 Memory& memory) = 0;  // count: elements of the shard
+                           FunctionRef<void(int source, const std::byte* slice)> take,
+                           Stream& stream);
+  virtual void do_reduce_scatter(float* shard, const float* full, int64_t count, Memory& memory,
+                                 Stream& stream) = 0;  // count: elements of the shard
+  virtual void do_broadcast(std::byte* bytes, size_t count, int root, Stream& stream);
+  virtual void do_synchronize(Stream& stream) { stream.synchronize(); }
+
+  virtual void do_all_gather_bytes(std::byte* all, const std::byte* mine, size_t bytes) = 0;
+  virtual void do_exchange_bytes(const std::byte* mine, size_t slice_bytes, int senders,
+                                 Memory& memory,
+                                 FunctionRef<void(int source, const std::byte* slice)> take) = 0;
   virtual void do_all_reduce(std::span<int64_t> values, bool max) = 0;
-  virtual void do_broadcast(std::byte* bytes, size_t count, int root) = 0;
+  virtual void do_broadcast_bytes(std::byte* bytes, size_t count, int root) = 0;
   virtual void do_barrier() = 0;
   virtual std::unique_ptr<Communicator> do_split(int color) = 0;
-  virtual bool moves_data() const { return true; }  // false: for streams of kind meta
+  virtual bool serves(DeviceKind kind) const { return kind == DeviceKind::cpu; }
+  bool moves_data() const { return !serves(DeviceKind::meta); }
 
   void check_stream(const Stream& stream) const;
   void check_data(const ConstTensor& tensor, const char* name) const;
   void count_call(double sent, double received);
+  void count_broadcast(size_t bytes, int root);
 
   int rank_;
   int size_;
@@ -147,10 +172,21 @@ class MpiSession {
   [[noreturn]] virtual void abort(int exit_code) = 0;
 };
 
-// Moves nothing and counts what `like` ("thread", "mpi") would move, with its staging allocations:
-// for plans of any world size on one machine. Tensors are on `meta`; host values (reductions,
-// bytes) come out as if every rank had brought what this one did. split() throws: nobody knows the
-// others' colours.
+// Device tensors over a transport of host tensors: from the GPU into pinned memory, through `host`,
+// and back, in pieces, so that pinned memory has a fixed size. Sums are folded on the GPU. Host
+// tensors and host values go to `host` as they are. So several ranks train on one GPU, and ranks
+// without NCCL on several. The host waits inside a call for what it sends, never for what it received.
+// `host` and `device` outlive the communicator.
+std::unique_ptr<Communicator> make_staged_communicator(Communicator& host, Device& device);
+// Host memory of one rank's staged communicator, made at its construction: two buffers to send from,
+// two to receive into (pinned), and what `host` stages in itself.
+constexpr size_t kStagedBufferBytes = size_t{4} << 20;
+size_t staged_host_bytes(int size);
+
+// Moves nothing and counts what `like` ("thread", "mpi", "staged", "nccl") would move, with its
+// staging allocations: for plans of any world size on one machine. Tensors are on `meta`; host values
+// (reductions, bytes) come out as if every rank had brought what this one did. split() throws: nobody
+// knows the others' colours.
 std::unique_ptr<Communicator> make_meta_communicator(int rank, int size, const std::string& like);
 
 }  // namespace shardrun

@@ -16,24 +16,33 @@ class MetaCommunicator : public Communicator {
 
   const char* transport() const override { return name_.c_str(); }
   void abort(const std::string&) noexcept override {}
+  void require_alive() const override {}
 
  private:
-  bool moves_data() const override { return false; }
+  bool serves(DeviceKind kind) const override { return kind == DeviceKind::meta; }
 
   // Tensors are null. Host bytes are not: every rank is taken to have brought the same.
-  void do_all_gather(std::byte* full, const std::byte* shard, size_t shard_bytes) override {
-    if (full == nullptr || shard_bytes == 0) return;
-    for (int r = 0; r < size(); ++r) std::memcpy(full + r * shard_bytes, shard, shard_bytes);
+  void do_all_gather(std::byte*, const std::byte*, size_t, Stream&) override {}
+  void do_all_gather_bytes(std::byte* all, const std::byte* mine, size_t bytes) override {
+    if (bytes == 0) return;
+    for (int r = 0; r < size(); ++r) std::memcpy(all + r * bytes, mine, bytes);
   }
 
   void do_exchange(const std::byte*, size_t slice_bytes, int senders, Memory& memory,
-                   FunctionRef<void(int source, const std::byte* slice)> take) override {
+                   FunctionRef<void(int source, const std::byte* slice)> take, Stream&) override {
     Buffer staging;
     if (stages_) staging = Staging(size(), slice_bytes).allocate(memory);
     for (int r = 0; r < senders; ++r) take(r, nullptr);
   }
 
-  void do_reduce_scatter(float*, const float*, int64_t, Memory&) override {}
+  void do_exchange_bytes(const std::byte* mine, size_t slice_bytes, int senders, Memory&,
+                         FunctionRef<void(int source, const std::byte* slice)> take) override {
+    for (int r = 0; r < senders; ++r) {
+      take(r, mine == nullptr ? nullptr : mine + rank() * slice_bytes);
+    }
+  }
+
+  void do_reduce_scatter(float*, const float*, int64_t, Memory&, Stream&) override {}
 
   void do_all_reduce(std::span<int64_t> values, bool max) override {
     if (max) return;
@@ -42,7 +51,8 @@ class MetaCommunicator : public Communicator {
     }
   }
 
-  void do_broadcast(std::byte*, size_t, int) override {}
+  void do_broadcast(std::byte*, size_t, int, Stream&) override {}
+  void do_broadcast_bytes(std::byte*, size_t, int) override {}
   void do_barrier() override {}
   std::unique_ptr<Communicator> do_split(int color) override {
     throw CommError(
@@ -59,10 +69,11 @@ class MetaCommunicator : public Communicator {
 
 std::unique_ptr<Communicator> make_meta_communicator(int rank, int size, const std::string& like) {
   SHARDRUN_CHECK(size >= 1 && rank >= 0 && rank < size, "rank {} of {}", rank, size);
-  if (like != "thread" && like != "mpi") {
-    throw UsageError("meta communicator like \"{}\", wanted thread or mpi", like);
+  const bool stages = like == "mpi" || like == "staged" || like == "nccl";
+  if (!stages && like != "thread") {
+    throw UsageError("meta communicator like \"{}\", wanted thread, mpi, staged or nccl", like);
   }
-  return std::make_unique<MetaCommunicator>(rank, size, like, like == "mpi");
+  return std::make_unique<MetaCommunicator>(rank, size, like, stages);
 }
 
 }  // namespace shardrun

@@ -98,15 +98,18 @@ class MpiCommunicator : public Communicator {
   void abort(const std::string& message) noexcept override {
     if (message_.empty()) message_ = message.empty() ? "aborted" : message;
   }
+  void require_alive() const override {
+    if (!message_.empty()) throw CommError("{}", message_);
+  }
 
  private:
   void begin() {
-    if (!message_.empty()) throw CommError("{}", message_);
+    require_alive();
     requests_.clear();
     sends_.clear();
   }
 
-  void do_all_gather(std::byte* full, const std::byte* shard, size_t shard_bytes) override {
+  void do_all_gather_bytes(std::byte* full, const std::byte* shard, size_t shard_bytes) override {
     begin();
     if (shard_bytes == 0) return;
     std::byte* own = full + rank() * shard_bytes;
@@ -123,14 +126,14 @@ class MpiCommunicator : public Communicator {
 
   // All receives are posted before any send, so that slices land where they stay; then they are
   // taken in order of source while later ones still travel.
-  void do_exchange(const std::byte* mine, size_t slice_bytes, int senders, Memory& memory,
-                   FunctionRef<void(int source, const std::byte* slice)> take) override {
+  void do_exchange_bytes(const std::byte* mine, size_t slice_bytes, int senders, Memory& memory,
+                         FunctionRef<void(int source, const std::byte* slice)> take) override {
     begin();
     const Staging layout(size(), slice_bytes);
     const Buffer staging = layout.allocate(memory);
     const auto slot_of = [&](int source) {
-      const int slot = source - (source > rank() ? 1 : 0);
-      return static_cast<std::byte*>(staging.data()) + slot * layout.slot_bytes;
+      return static_cast<std::byte*>(staging.data()) +
+             layout.slot_of(source, rank()) * layout.slot_bytes;
     };
     for (int r = 0; r < senders; ++r) {
       if (r == rank()) continue;
@@ -163,7 +166,8 @@ class MpiCommunicator : public Communicator {
     sends_.wait_all("exchange");
   }
 
-  void do_reduce_scatter(float* shard, const float* full, int64_t count, Memory&) override {
+  void do_reduce_scatter(float* shard, const float* full, int64_t count, Memory&,
+                         Stream&) override {
     begin();
     if (count == 0) return;
     if (static_cast<size_t>(count) * size() * sizeof(float) <= kMessageBytes) {
@@ -195,7 +199,7 @@ class MpiCommunicator : public Communicator {
     requests_.wait_all("all_reduce");
   }
 
-  void do_broadcast(std::byte* bytes, size_t count, int root) override {
+  void do_broadcast_bytes(std::byte* bytes, size_t count, int root) override {
     begin();
     start_broadcast(bytes, count, root);
     requests_.wait_all("broadcast");

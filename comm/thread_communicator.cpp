@@ -83,6 +83,11 @@ class Family {
     abort_locked(message);
   }
 
+  void require_alive() {
+    std::lock_guard lock(mutex_);
+    if (aborted_) throw CommError("{}", message_);
+  }
+
   // First meeting: throws when the family is aborted or nobody comes.
   void enter(Group& group, int rank) { meet(group, rank, false); }
   // Second meeting: see [Note: leaving a window].
@@ -194,9 +199,10 @@ class ThreadCommunicator : public Communicator {
 
   const char* transport() const override { return "thread"; }
   void abort(const std::string& message) noexcept override { family_.abort(message); }
+  void require_alive() const override { family_.require_alive(); }
 
  private:
-  void do_all_gather(std::byte* full, const std::byte* shard, size_t shard_bytes) override {
+  void do_all_gather_bytes(std::byte* full, const std::byte* shard, size_t shard_bytes) override {
     Window window(family_, group_, rank(), {Op::all_gather, shard_bytes, 0, shard});
     const std::vector<Call>& calls = window.calls();
     for (int r = 0; r < size(); ++r) {
@@ -204,8 +210,8 @@ class ThreadCommunicator : public Communicator {
     }
   }
 
-  void do_exchange(const std::byte* mine, size_t slice_bytes, int senders, Memory&,
-                   FunctionRef<void(int source, const std::byte* slice)> take) override {
+  void do_exchange_bytes(const std::byte* mine, size_t slice_bytes, int senders, Memory&,
+                         FunctionRef<void(int source, const std::byte* slice)> take) override {
     Window window(family_, group_, rank(), {Op::exchange, slice_bytes, senders, mine});
     const std::vector<Call>& calls = window.calls();
     for (int r = 0; r < senders; ++r) {
@@ -215,7 +221,8 @@ class ThreadCommunicator : public Communicator {
   }
 
   // Starts with its own slice and goes round, like a ring: an order that knows the rank.
-  void do_reduce_scatter(float* shard, const float* full, int64_t count, Memory&) override {
+  void do_reduce_scatter(float* shard, const float* full, int64_t count, Memory&,
+                         Stream&) override {
     Window window(family_, group_, rank(),
                   {Op::reduce_scatter, static_cast<size_t>(count) * sizeof(float), 0,
                    reinterpret_cast<const std::byte*>(full)});
@@ -249,7 +256,7 @@ class ThreadCommunicator : public Communicator {
     std::copy(reduced_.begin(), reduced_.end(), values.begin());
   }
 
-  void do_broadcast(std::byte* bytes, size_t count, int root) override {
+  void do_broadcast_bytes(std::byte* bytes, size_t count, int root) override {
     Window window(family_, group_, rank(), {Op::broadcast, count, root, bytes});
     copy_bytes(bytes, window.calls()[root].data, count);
   }
