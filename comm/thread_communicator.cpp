@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "runtime/signals.h"
 
 namespace shardrun {
 
@@ -333,6 +334,7 @@ void run_thread_ranks(int size, FunctionRef<void(Communicator&)> body, double de
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
+      const BlockSignals blocked;  // [Note: signals]
       flush_denormals_on_this_thread();
       const std::unique_ptr<Communicator> communicator = group->communicator(rank);
       std::string message;

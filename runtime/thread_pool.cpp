@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "runtime/error.h"
+#include "runtime/signals.h"
 
 namespace shardrun {
 
@@ -69,6 +70,7 @@ struct ThreadPool::State {
   }
 
   void live(int thread) {
+    const BlockSignals blocked;  // [Note: signals]
     flush_denormals_on_this_thread();
     uint64_t done = 0;
     for (;;) {
@@ -115,6 +117,7 @@ int ThreadPool::threads() const { return static_cast<int>(state_->scratch.size()
 
 void ThreadPool::run(int64_t tasks, FunctionRef<void(int64_t task, int thread)> body) {
   State& state = *state_;
+  const BlockSignals blocked;  // [Note: signals]
   if (tasks <= 1 || state.workers.empty()) {
     for (int64_t task = 0; task < tasks; ++task) body(task, 0);
     return;

@@ -43,7 +43,8 @@ class ThreadPool {
 
   // Calls body(task, thread) once for each task in [0, tasks); returns when all are done. The thread
   // number is in [0, threads()) and serves to pick scratch memory only. The first exception thrown
-  // by a body is rethrown here, after all running tasks have ended.
+  // by a body is rethrown here, after all running tasks have ended. No handler of a signal runs on a
+  // thread inside a body, see [Note: signals].
   void run(int64_t tasks, FunctionRef<void(int64_t task, int thread)> body);
 
   // Scratch memory of one thread: grows to the largest size asked for and stays; 64-byte aligned.

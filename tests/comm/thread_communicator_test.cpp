@@ -1,5 +1,6 @@
 // How waiting ends over threads when ranks fail, disagree or stay away.
 #include <gtest/gtest.h>
+#include <signal.h>
 
 #include <atomic>
 #include <chrono>
@@ -133,6 +134,15 @@ TEST(ThreadCommunicator, LeavesOutliveTheirReadersWhenAnAbortComes) {
     }
   };
   for (int round = 0; round < 20; ++round) EXPECT_THROW(run_thread_ranks(4, body), DataError);
+}
+
+// [Note: signals]
+TEST(ThreadCommunicator, RanksTakeNoSignals) {
+  run_thread_ranks(2, [](Communicator&) {
+    sigset_t blocked;
+    pthread_sigmask(SIG_BLOCK, nullptr, &blocked);
+    for (int signal : {SIGTERM, SIGALRM, SIGPROF}) EXPECT_EQ(sigismember(&blocked, signal), 1);
+  });
 }
 
 TEST(ThreadCommunicator, ManyShortCallsWithMoreRanksThanCores) {

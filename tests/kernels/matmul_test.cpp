@@ -2,6 +2,8 @@
 #include "kernels/matmul.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/time.h>
 
 #include "tests/kernels/isa_main.h"
 #include "tests/kernels/reference.h"
@@ -128,6 +130,42 @@ TEST_F(Matmul, HigherRanksAreRowsAndColumns) {
   double want = 0;
   for (int64_t p = 0; p < 5; ++p) want += a_[5 * 5 + p] * b_[p * 4 + 3];
   EXPECT_NEAR(c[5 * 4 + 3], want, 1e-5);
+}
+
+// [Note: signals] A handler that starts inside a generated product writes over the heap before its
+// buffer: blocks of many sizes come and go there and must keep what they hold.
+TEST_F(Matmul, SignalsLeaveTheHeapAlone) {
+  const Case t{128, 128, 512, Dtype::fp32, Dtype::fp32, false, false, false, false};
+  a_ = Array::normal(t.dtype, {t.m, t.k}, 1);
+  b_ = Array::normal(t.dtype, {t.k, t.n}, 2);
+  before_ = Array(t.c_dtype, {t.m, t.n});
+  const Array want = run(t, 1);
+  ThreadPool pool(1);
+  Stream stream(DeviceKind::cpu, test_isa(), &pool);
+
+  static volatile sig_atomic_t handled;
+  handled = 0;
+  struct sigaction action {}, action_before;
+  action.sa_handler = [](int) { handled = handled + 1; };
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGALRM, &action, &action_before);
+  const itimerval often{{0, 100}, {0, 100}}, never{};
+  setitimer(ITIMER_REAL, &often, nullptr);
+  std::vector<std::vector<unsigned char>> blocks(64);
+  int64_t rounds = 0, torn = 0, wrong = 0;
+  for (; handled < 1000; ++rounds) {
+    std::vector<unsigned char>& block = blocks[rounds % 64];
+    for (unsigned char byte : block) torn += byte != 0x5a;
+    block = std::vector<unsigned char>(64 + rounds * 97 % 8000, 0x5a);
+    Array c = before_;
+    kernels::matmul(c.tensor(), a_.tensor(), Transpose::no, b_.tensor(), Transpose::no, {}, false,
+                    stream);
+    wrong += !c.same_bits(want);
+  }
+  setitimer(ITIMER_REAL, &never, nullptr);
+  sigaction(SIGALRM, &action_before, nullptr);
+  EXPECT_EQ(torn, 0) << "bytes of " << rounds << " blocks";
+  EXPECT_EQ(wrong, 0) << "of " << rounds << " products";
 }
 
 TEST_F(Matmul, WrongArgumentsAreRefused) {

@@ -2,6 +2,7 @@
 #include "runtime/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/resource.h>
 
 #include <atomic>
@@ -170,6 +171,35 @@ TEST(ThreadPool, SeveralThreadsReallyWork) {
   });
   EXPECT_EQ(seen.size(), 3u);
   EXPECT_TRUE(seen.count(std::this_thread::get_id())) << "the caller works, too";
+}
+
+bool blocks(int signal) {
+  sigset_t now;
+  pthread_sigmask(SIG_BLOCK, nullptr, &now);
+  return sigismember(&now, signal) == 1;
+}
+
+// [Note: signals]
+TEST(ThreadPool, NoHandlerRunsOnAThreadThatWorks) {
+  for (int threads : {1, 3}) {
+    ThreadPool pool(threads);
+    std::atomic<int> arrived = 0, wrong = 0;
+    pool.run(threads, [&](int64_t, int) {
+      ++arrived;
+      while (arrived < threads) std::this_thread::yield();
+      pool.run(0, [](int64_t, int) {});  // nothing in it ends what holds outside
+      for (int signal : {SIGINT, SIGTERM, SIGUSR1, SIGALRM, SIGPROF, SIGCHLD}) {
+        if (!blocks(signal)) ++wrong;
+      }
+      for (int signal : {SIGSEGV, SIGFPE, SIGABRT, SIGPIPE}) {
+        if (blocks(signal)) ++wrong;
+      }
+    });
+    EXPECT_EQ(wrong, 0) << threads << " threads";
+    EXPECT_FALSE(blocks(SIGALRM)) << "the caller's mask is as before";
+    EXPECT_THROW(pool.run(threads, [](int64_t, int) { throw DataError("stop"); }), DataError);
+    EXPECT_FALSE(blocks(SIGALRM)) << "also after an error";
+  }
 }
 
 TEST_P(Pool, ScratchGrowsAndStays) {
