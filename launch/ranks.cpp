@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
@@ -12,7 +11,9 @@
 #include <thread>
 #include <vector>
 
+#include "launch/signals.h"
 #include "runtime/random.h"
+#include "runtime/signals.h"
 
 namespace shardrun {
 
@@ -145,6 +146,7 @@ static int run_mpi(int* argc, char*** argv, int launched, FunctionRef<int(RankCo
   RankContext context{*world, session->local_rank(), session->local_size(),
                       session->library_version()};
   try {
+    const BlockSignals blocked;  // [Note: signals]
     const int code = body(context);
     world->barrier();  // the first exit with a code ends the others: leave together
     return code;
@@ -157,7 +159,7 @@ static int run_mpi(int* argc, char*** argv, int launched, FunctionRef<int(RankCo
     // Ranks often meet the same trouble at once. The lowest speaks and its abort ends the others,
     // which wait for that before they speak themselves. The launcher ends ranks by SIGTERM, which
     // training takes for a request to save.
-    std::signal(SIGTERM, SIG_DFL);
+    let_signals_end_process();
     std::this_thread::sleep_for(std::chrono::milliseconds(200) * std::min(world->rank(), 10));
     print_error(error, world->rank(), world->size());
     // Alone in its trouble or not, this rank cannot know: abort ends the ranks that still wait.
@@ -182,6 +184,7 @@ int run_on_ranks(const Config& config, std::optional<Error> refused, int* argc, 
         transport);
   }
   try {
+    take_signals();
     if (refused && launched <= 1) throw *refused;
     if (refused || transport == "mpi" || (transport == "auto" && launched > 0)) {
       return run_mpi(argc, argv, launched, [&](RankContext& ranks) {

@@ -2,8 +2,6 @@
 
 #include <unistd.h>
 
-#include <atomic>
-#include <csignal>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -11,6 +9,7 @@
 #include "kernels/loss.h"
 #include "launch/commands.h"
 #include "launch/report/report.h"
+#include "launch/signals.h"
 #include "launch/train/environment.h"
 
 namespace shardrun {
@@ -58,17 +57,6 @@ void DatasetLeaves::evaluation_leaf(int64_t leaf, Tensor tokens, Tensor targets)
 
 // ---- set-up
 
-namespace {
-
-std::atomic<int> stop_signal{0};
-
-// The second signal leaves at once.
-void on_signal(int number) {
-  if (stop_signal.exchange(number) != 0) std::_Exit(128 + number);
-}
-
-}  // namespace
-
 Trainer::Trainer(const Config& given, RankContext& ranks)
     : config_(with_defaults(given)), ranks_(ranks), device_(config_, ranks) {
   require_equal(ranks.comm, "the build", version());
@@ -85,7 +73,7 @@ Trainer::Trainer(const Config& given, RankContext& ranks)
   resume();
   agree(ranks.comm, [&] { open_out(); });
   print_header();
-  for (int number : {SIGUSR1, SIGTERM, SIGINT}) std::signal(number, on_signal);
+  let_signals_ask_to_stop();
 }
 
 void Trainer::open_data() {
@@ -264,7 +252,7 @@ int Trainer::run() {
 }
 
 bool Trainer::should_stop() const {
-  if (stop_signal.load() != 0) return true;
+  if (asked_to_stop()) return true;
   if (!config_.has_max_time()) return false;
   const std::chrono::duration<double> spent = Clock::now() - started_;
   return spent.count() >= static_cast<double>(parse_duration(config_.max_time()));
