@@ -3,36 +3,34 @@
 
 #include <bit>
 
+#include "runtime/error.h"
+
 namespace shardrun {
 
 namespace {
 
 constexpr uint64_t kLow32 = 0xffffffffull;
-constexpr uint64_t kFraction = (uint64_t{1} << 52) - 1;
 constexpr uint64_t kInfinity = uint64_t{0x7ff} << 52;
 constexpr uint64_t kSign = uint64_t{1} << 63;
 
 }  // namespace
 
 void ExactSum::add(double value) {
-  const uint64_t bits = std::bit_cast<uint64_t>(value);
-  const int exponent = static_cast<int>(bits >> 52) & 0x7ff;
-  if (exponent == 0x7ff) {
+  const math::ExactParts parts = math::exact_parts(value);
+  if (!parts.finite) {
     ++limbs_[kLimbs];
     return;
   }
   make_room(1);
-  const uint64_t mantissa = (bits & kFraction) | (exponent ? kFraction + 1 : 0);
-  const int shift = exponent ? exponent - 1 : 0;  // value = mantissa * 2^(shift - 1074)
-  const int first = shift / 32;
-  const uint64_t low = (mantissa & kLow32) << (shift % 32);
-  const uint64_t high = (mantissa >> 32) << (shift % 32);
-  const int64_t parts[] = {
-      static_cast<int64_t>(low & kLow32),
-      static_cast<int64_t>((low >> 32) | (high & kLow32)),  // no bit in common
-      static_cast<int64_t>(high >> 32),
-  };
-  for (int i = 0; i < 3; ++i) limbs_[first + i] += bits & kSign ? -parts[i] : parts[i];
+  for (int i = 0; i < 3; ++i) limbs_[parts.first + i] += parts.part[i];
+}
+
+void ExactSum::add(std::span<const int64_t> limbs, int64_t additions) {
+  SHARDRUN_CHECK(limbs.size() == kLimbs + 1 && additions < kHeadroom,
+                 "{} limbs of {} additions, wanted {} of less than {}", limbs.size(), additions,
+                 kLimbs + 1, kHeadroom);
+  make_room(additions);
+  for (int i = 0; i <= kLimbs; ++i) limbs_[i] += limbs[i];
 }
 
 void ExactSum::add(const ExactSum& other) {

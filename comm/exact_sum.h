@@ -15,16 +15,20 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/math/exact.h"
+
 namespace shardrun {
 
 class ExactSum {
  public:
   // 2098 bits for one fp64, 30 and more for their number and sign; the last entry counts inputs
   // that were not finite, so that the flag travels with the sum.
-  static constexpr int kLimbs = 67;
+  static constexpr int kLimbs = math::kExactLimbs;
 
   void add(double value);  // infinity and NaN are counted and not added
   void add(const ExactSum& other);
+  // What kernels::add_exact made of `additions` values (below 2^30), kLimbs + 1 numbers.
+  void add(std::span<const int64_t> limbs, int64_t additions);
 
   // For all_reduce_sum over at most 2^29 ranks. Carries have moved on: equal sums have equal limbs.
   std::span<int64_t> limbs();

@@ -2,6 +2,7 @@
 #include "kernels/reduce.h"
 
 #include "kernels/arguments.h"
+#include "kernels/math/exact.h"
 
 namespace shardrun::kernels {
 
@@ -53,6 +54,26 @@ void block_squares(Tensor squares, ConstTensor gradient, Stream& stream) {
   }
   cpu::table_for(stream).block_squares(squares.as<double>(), gradient.as<float>(), squares.numel(),
                                        stream.pool());
+}
+
+// On the CPU by one thread: a thousandth of the step's work, and integers of memory's order.
+void add_exact(Tensor limbs, ConstTensor values, Stream& stream) {
+  check_dtype(limbs, Dtype::int64, "limbs");
+  check_numel(limbs, math::kExactLimbs + 1, "limbs");
+  check_dtype(values, Dtype::fp64, "values");
+  stream.count(static_cast<double>(values.numel()), bytes_of({values}));
+  if (!stream.computes()) return;
+  if (on_gpu(stream)) {
+    return cuda::table().add_exact(limbs.as<int64_t>(), values.as<double>(), values.numel(),
+                                   queue(stream));
+  }
+  int64_t* limb = limbs.as<int64_t>();
+  const double* value = values.as<double>();
+  for (int64_t i = 0; i < values.numel(); ++i) {
+    const math::ExactParts parts = math::exact_parts(value[i]);
+    for (int k = 0; k < 3; ++k) limb[parts.first + k] += parts.part[k];
+    limb[math::kExactLimbs] += !parts.finite;
+  }
 }
 
 }  // namespace shardrun::kernels

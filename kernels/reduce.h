@@ -38,4 +38,8 @@ void fold(Tensor accumulator, ConstTensor leaf, FoldMode mode, Tensor found, int
 // of i), then over lanes with distances 16, 8, 4, 2, 1.
 void block_squares(Tensor squares, ConstTensor gradient, Stream& stream);
 
+// limbs (int64 [kExactLimbs + 1], kernels/math/exact.h) += each of `values` (fp64 [n]), as integers: the
+// same in any order. ExactSum::add() takes the limbs in. Less than 2^30 values before that.
+void add_exact(Tensor limbs, ConstTensor values, Stream& stream);
+
 }  // namespace shardrun::kernels

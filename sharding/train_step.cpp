@@ -1,5 +1,8 @@
 #include "sharding/train_step.h"
 
+#include <algorithm>
+#include <cstring>
+
 #include "kernels/elementwise.h"
 #include "kernels/reduce.h"
 
@@ -20,6 +23,12 @@ static int64_t count_leaves(const StepOptions& options) {
   return leaves;
 }
 
+// Leaves between two waits for the device: a step's. Evaluating waits whenever as many went by, which
+// should not be at each.
+static int64_t slots_of(const LeafPlan& leaves) {
+  return std::max<int64_t>(leaves.micro_steps, 8);
+}
+
 TrainStep::TrainStep(const Model& model, const StepOptions& options,
                      const std::string& scaler_policy, Communicator& comm, Memory& memory,
                      Stream& stream)
@@ -31,6 +40,9 @@ TrainStep::TrainStep(const Model& model, const StepOptions& options,
       memory_(memory),
       stream_(stream),
       scaler_(LossScaler::from_policy(scaler_policy)),
+      tally_(slots_of(leaves_), memory, stream),
+      feed_(slots_of(leaves_), Shape{options.micro_batch, options.seq_len}, model.vocabulary(),
+            stream),
       leaf_nominal_(static_cast<double>(options.micro_batch * options.seq_len)) {
   SHARDRUN_CHECK(options.shard.world_size == comm.size(), "plan for {} ranks, {} are here",
                  options.shard.world_size, comm.size());
@@ -39,6 +51,13 @@ TrainStep::TrainStep(const Model& model, const StepOptions& options,
                              .activation_dtype = compute_dtype(options.shard.precision),
                              .recompute_every = options.recompute_every};
   runner_ = std::make_unique<ShardedRunner>(model, *state_, leaves_, comm, memory, stream, runner);
+}
+
+TrainStep::~TrainStep() {
+  try {
+    stream_.synchronize();
+  } catch (const Error&) {  // the device is gone and reads nothing
+  }
 }
 
 void TrainStep::initialize() {
@@ -53,6 +72,7 @@ StepReport TrainStep::operator()(int64_t step, double lr, LeafSource& source, bo
   StepRecord record;
   record.stop = stop_request;
   runner_->begin_step();
+  tally_.begin();
   const float seed = static_cast<float>(scaler_.scale() / leaf_nominal_);
 
   for (int64_t m = 0; m < leaves_.micro_steps; ++m) {
@@ -62,11 +82,11 @@ StepReport TrainStep::operator()(int64_t step, double lr, LeafSource& source, bo
       const Shape shape{options_.micro_batch, options_.seq_len};
       Batch batch{runner_->pool().make(Dtype::int32, shape, "tokens"),
                   runner_->pool().make(Dtype::int32, shape, "targets")};
-      if (stream_.computes()) {
-        source.training_leaf(step, leaves_.leaf(m, comm_.rank()), batch.tokens, batch.targets);
-      }
+      feed_.fill(batch.tokens, batch.targets, [&](Tensor tokens, Tensor targets) {
+        source.training_leaf(step, leaves_.leaf(m, comm_.rank()), tokens, targets);
+      });
       Loss loss = model_.forward(*runner_, batch);
-      account(loss, record);
+      tally_.add(loss);
       batch = Batch();
       runner_->backward(loss, seed);
     }
@@ -76,10 +96,8 @@ StepReport TrainStep::operator()(int64_t step, double lr, LeafSource& source, bo
 
   memory_.begin("update");
   runner_->finish_sums();
-  sum_squares(record);
-  runner_->fetch_overflow();
-  stream_.synchronize();
-  record.overflow = runner_->overflow();
+  sum_squares();
+  collect(record);
   report.decision =
       decide(record, scaler_.scale(), leaf_nominal_, options_.update.grad_clip, comm_);
   // On meta nothing is valid; the update still belongs to the plan.
@@ -104,23 +122,24 @@ StepReport TrainStep::operator()(int64_t step, double lr, LeafSource& source, bo
   return report;
 }
 
-void TrainStep::account(const Loss& loss, StepRecord& record) {
-  if (!stream_.computes()) return;
-  record.loss.add(static_cast<double>(*loss.sum.tensor().as<float>()));
-  record.valid += *loss.valid.tensor().as<int64_t>();
-}
-
-void TrainStep::sum_squares(StepRecord& record) {
+void TrainStep::sum_squares() {
   for (UnitState& unit : state_->units()) {
     for (SegmentState& part : unit.segments) {
-      const int64_t blocks = part.plan->slice / kBlock;
-      OwnedTensor squares = allocate_tensor(memory_, Dtype::fp64, Shape{blocks}, "block squares");
+      const Shape blocks{part.plan->slice / kBlock};
+      OwnedTensor squares = allocate_tensor(memory_, Dtype::fp64, blocks, "block squares");
       kernels::block_squares(squares.tensor, part.sum.total, stream_);
-      if (!stream_.computes()) continue;
-      const double* values = squares.tensor.as<double>();
-      for (int64_t b = 0; b < blocks; ++b) record.squares.add(values[b]);
+      tally_.add_squares(squares.tensor);
     }
   }
+}
+
+void TrainStep::collect(StepRecord& record) {
+  tally_.fetch();
+  runner_->fetch_overflow();
+  stream_.synchronize();
+  tally_.read(record);
+  record.overflow = runner_->overflow();
+  feed_.rewind();
 }
 
 void TrainStep::update(int64_t step, double lr, const Decision& decision) {
@@ -146,6 +165,8 @@ void TrainStep::update(int64_t step, double lr, const Decision& decision) {
 
 Evaluation TrainStep::evaluate(int64_t leaves, LeafSource& source) {
   StepRecord record;
+  runner_->begin_step();
+  tally_.begin();
   const int world = comm_.size();
   for (int64_t first = 0; first < leaves; first += world) {
     memory_.begin("evaluate");
@@ -156,13 +177,17 @@ Evaluation TrainStep::evaluate(int64_t leaves, LeafSource& source) {
       const Shape shape{options_.micro_batch, options_.seq_len};
       Batch batch{runner_->pool().make(Dtype::int32, shape, "tokens"),
                   runner_->pool().make(Dtype::int32, shape, "targets")};
-      if (stream_.computes()) source.evaluation_leaf(leaf, batch.tokens, batch.targets);
-      account(model_.forward(*runner_, batch), record);
+      feed_.fill(batch.tokens, batch.targets, [&](Tensor tokens, Tensor targets) {
+        source.evaluation_leaf(leaf, tokens, targets);
+      });
+      tally_.add(model_.forward(*runner_, batch));
     }
     runner_->end_leaf();
     stream_.set_idle(false);
     memory_.end();
+    if (tally_.full()) collect(record);
   }
+  collect(record);
   const Decision sum = decide(record, 1, 1, 0, comm_);
   return {sum.loss, sum.valid};
 }
@@ -171,15 +196,33 @@ void TrainStep::predict(Tensor logits, ConstTensor tokens) {
   memory_.begin("predict");
   runner_->begin_leaf({}, false);
   {
-    const Value value = model_.predict(*runner_, runner_->pool().wrap(tokens));
+    const Value input = runner_->pool().make(Dtype::int32, tokens.shape(), "tokens");
+    const size_t bytes = tokens.bytes() + logits.bytes();
+    if (stream_.device() && predicted_.bytes() < bytes) {
+      predicted_ = HostBuffer(stream_.device(), bytes, "tokens and logits");
+    }
+    // On a GPU by way of pinned memory.
+    const void* from = tokens.data();
+    float* to = static_cast<float*>(logits.data());
+    if (stream_.device()) {
+      check_range("token", tokens, 0, model_.vocabulary());
+      to = predicted_.as<float>();
+      from = std::memcpy(to + logits.numel(), from, tokens.bytes());
+    }
+    copy_from_host(input.tensor(), from, stream_);
+    const Value value = model_.predict(*runner_, input);
     const Tensor& padded = value.tensor();
     const int64_t rows = padded.shape().rows(), columns = padded.shape().columns();
-    SHARDRUN_CHECK(logits.numel() == rows * model_.vocabulary(), "logits {} for {} rows",
+    const int64_t vocabulary = model_.vocabulary();
+    SHARDRUN_CHECK(logits.numel() == rows * vocabulary, "logits {} for {} rows",
                    logits.shape().text(), rows);
-    for (int64_t row = 0; row < rows; ++row) {
-      kernels::cast(logits.flat(row * model_.vocabulary(), model_.vocabulary()),
-                    padded.flat(row * columns, model_.vocabulary()), stream_);
+    const Value row = runner_->pool().make(Dtype::fp32, Shape{vocabulary}, "logits");
+    for (int64_t r = 0; r < rows; ++r) {
+      kernels::cast(row.tensor(), padded.flat(r * columns, vocabulary), stream_);
+      copy_to_host(to + r * vocabulary, row.tensor(), stream_);
     }
+    stream_.synchronize();
+    if (stream_.device()) std::memcpy(logits.data(), to, logits.bytes());
   }
   runner_->end_leaf();
   memory_.end();

@@ -5,10 +5,12 @@
 #include <memory>
 #include <string>
 
+#include "sharding/batch_feed.h"
 #include "sharding/decision.h"
 #include "sharding/loss_scaler.h"
 #include "sharding/shard_state.h"
 #include "sharding/sharded_runner.h"
+#include "sharding/step_tally.h"
 
 namespace shardrun {
 
@@ -47,13 +49,15 @@ class TrainStep {
  public:
   TrainStep(const Model& model, const StepOptions& options, const std::string& scaler_policy,
             Communicator& comm, Memory& memory, Stream& stream);
+  ~TrainStep();  // waits for the device, which may still read memory that goes
+  TrainStep(const TrainStep&) = delete;
 
   void initialize();
   // Step number `step` counts global batches from 0; lr of this update.
   StepReport operator()(int64_t step, double lr, LeafSource& source, bool stop_request = false);
   // Mean loss over evaluation leaves [0, leaves).
   Evaluation evaluate(int64_t leaves, LeafSource& source);
-  // Logits of one batch, fp32 [B, T, vocabulary], for every rank alike.
+  // Logits of one batch, fp32 [B, T, vocabulary], for every rank alike. Both on the host.
   void predict(Tensor logits, ConstTensor tokens);
 
   int64_t applied_steps() const { return applied_steps_; }
@@ -66,8 +70,9 @@ class TrainStep {
   const StepOptions& options() const { return options_; }
 
  private:
-  void account(const Loss& loss, StepRecord& record);
-  void sum_squares(StepRecord& record);
+  void sum_squares();
+  // Everything that the step left on the device comes to the host: its one wait.
+  void collect(StepRecord& record);
   void update(int64_t step, double lr, const Decision& decision);
   std::string describe(const Overflow& overflow) const;
 
@@ -81,6 +86,9 @@ class TrainStep {
   LossScaler scaler_;
   std::unique_ptr<ShardState> state_;
   std::unique_ptr<ShardedRunner> runner_;
+  StepTally tally_;
+  BatchFeed feed_;
+  HostBuffer predicted_;  // on a GPU tokens and logits on their way; made when first needed
   int64_t applied_steps_ = 0;
   double leaf_nominal_ = 1;
 };

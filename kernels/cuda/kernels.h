@@ -62,6 +62,7 @@ void cross_entropy_backward(Out dlogits, In logits, const float* lse, const int3
 void fold(float* accumulator, In leaf, bool add, int64_t n, int64_t* found, int64_t tag,
           StreamHandle stream);
 void block_squares(double* squares, const float* gradient, int64_t blocks, StreamHandle stream);
+void add_exact(int64_t* limbs, const double* values, int64_t n, StreamHandle stream);
 
 void adamw(const AdamwArguments& arguments, StreamHandle stream);
 

@@ -24,6 +24,7 @@ const Table& table() {
       .cross_entropy_backward = cuda::cross_entropy_backward,
       .fold = cuda::fold,
       .block_squares = cuda::block_squares,
+      .add_exact = cuda::add_exact,
       .adamw = cuda::adamw,
       .matmul = cuda::matmul,
       .matmul_library = cuda::matmul_library,

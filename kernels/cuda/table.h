@@ -40,6 +40,7 @@ struct Table {
   decltype(&cuda::cross_entropy_backward) cross_entropy_backward;
   decltype(&cuda::fold) fold;
   decltype(&cuda::block_squares) block_squares;
+  decltype(&cuda::add_exact) add_exact;
   decltype(&cuda::adamw) adamw;
   decltype(&cuda::matmul) matmul;
   decltype(&cuda::matmul_library) matmul_library;

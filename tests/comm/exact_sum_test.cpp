@@ -1,6 +1,8 @@
 // Exact sums against integers, long double, and themselves in other orders.
 #include "comm/exact_sum.h"
 
+#include "kernels/reduce.h"
+
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -35,6 +37,32 @@ double any_double(std::mt19937_64& random) {
   const uint64_t bits = random();
   const uint64_t exponent = random() % 2047;
   return std::bit_cast<double>((bits & ~(uint64_t{0x7ff} << 52)) | exponent << 52);
+}
+
+// What the kernel adds up is what add() does, limb for limb.
+TEST(ExactSum, TakesInTheLimbsOfTheKernel) {
+  std::mt19937_64 random(5);
+  std::vector<double> values;
+  for (int i = 0; i < 5000; ++i) values.push_back(any_double(random));
+  for (double value : {0.0, -0.0, kTiny, -kTiny, kNormal, kMax, -kMax, kInf, -kInf}) {
+    values.push_back(value);
+  }
+  ThreadPool pool(1);
+  Stream stream(DeviceKind::cpu, Isa::baseline, &pool);
+  ExactSum wanted, got;
+  got.add(2.5);
+  wanted.add(2.5);
+  for (int part = 0; part < 2; ++part) {
+    std::vector<int64_t> limbs(ExactSum::kLimbs + 1);
+    const int64_t count = static_cast<int64_t>(values.size());
+    kernels::add_exact({limbs.data(), Dtype::int64, {ExactSum::kLimbs + 1}},
+                       {values.data(), Dtype::fp64, {count}}, stream);
+    got.add(limbs, count);
+    for (double value : values) wanted.add(value);
+  }
+  EXPECT_TRUE(std::ranges::equal(got.limbs(), wanted.limbs()));
+  EXPECT_EQ(got.non_finite(), 4);
+  EXPECT_THROW(got.add(std::vector<int64_t>(ExactSum::kLimbs), 1), InternalError);
 }
 
 TEST(ExactSum, OneNumberComesBack) {

@@ -247,6 +247,11 @@ inline long long atomicMin(long long* at, long long value) {
   *at = value < before ? value : before;
   return before;
 }
+inline unsigned long long atomicAdd(unsigned long long* at, unsigned long long value) {
+  const unsigned long long before = *at;
+  *at = before + value;
+  return before;
+}
 
 namespace shardrun::cuda {
 

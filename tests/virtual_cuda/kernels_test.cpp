@@ -11,6 +11,7 @@
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
 #include "kernels/loss.h"
+#include "kernels/math/exact.h"
 #include "kernels/norm.h"
 #include "kernels/reduce.h"
 #include "tests/kernels/levels.h"
@@ -268,6 +269,29 @@ std::vector<Case> reduce_cases() {
                                                  blocks, nullptr);
                        return Arrays{squares};
                      }});
+  }
+  // Values of one size, of every size, and in between what is not finite; limbs that hold a sum.
+  for (int64_t n : {0, 1, 31, 1000, 70001}) {
+    for (int spread : {0, 30, 2000}) {
+      for (int64_t bad : {0, 7}) {
+        std::mt19937_64 random(static_cast<uint64_t>(n + spread));
+        std::vector<double> values(static_cast<size_t>(n));
+        for (size_t i = 0; i < values.size(); ++i) {
+          const int exponent = spread == 0 ? 0 : static_cast<int>(random() % spread) - spread / 2;
+          values[i] = std::ldexp(static_cast<double>(random()) - 0x1p63, exponent - 63);
+          if (bad != 0 && i % 100 == 5) values[i] = std::numeric_limits<double>::infinity();
+        }
+        cases.push_back({"add_exact" + text({n, spread, bad}, {}), [=](Stream* cpu) {
+                           Array limbs(Dtype::int64, {math::kExactLimbs + 1});
+                           int64_t* limb = limbs.tensor().as<int64_t>();
+                           for (int i = 0; i <= math::kExactLimbs; ++i) limb[i] = i - 30;
+                           const ConstTensor in(values.data(), Dtype::fp64, {n});
+                           cpu ? kernels::add_exact(limbs.tensor(), in, *cpu)
+                               : cuda::add_exact(limb, values.data(), n, nullptr);
+                           return Arrays{limbs};
+                         }});
+      }
+    }
   }
   return cases;
 }
