@@ -35,6 +35,8 @@ class Device {
   virtual ~Device() = default;
   virtual int index() const = 0;  // among the visible ones
   virtual const DeviceInfo& info() const = 0;
+  // For the calling thread: whoever starts kernels must have called it, or have made the Device.
+  virtual void make_current() = 0;
   virtual size_t free_bytes() const = 0;
 
   // Device memory, and host memory that the device reaches (pinned), aligned to 256 bytes at least.

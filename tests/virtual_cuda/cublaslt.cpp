@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "kernels/math/convert.h"
+#include "tests/virtual_cuda/runtime.h"
 
 struct cublasLtContext {
   uint64_t alive;
@@ -175,8 +176,16 @@ struct Work {
   }
 };
 
-void enqueue(cudaStream_t, const std::function<void()>& work) {
-  work();
+// As kernels do: without a stream at once, and over any memory.
+cublasStatus_t enqueue(cudaStream_t stream, std::function<void()> work) {
+  if (!stream) {
+    work();
+    return CUBLAS_STATUS_SUCCESS;
+  }
+  using namespace shardrun::virtual_cuda;
+  const cudaError_t error =
+      submit(stream, {Kind::library, "cublasLtMatmul", 0, std::move(work), {}});
+  return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
 }
 
 template <typename T>
@@ -332,6 +341,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   if (algorithm.product != fingerprint(p)) return invalid("an algorithm for another product");
   const void* operands[] = {a, b, c, d};
   const cudaDataType_t types[] = {p.a.type, p.b.type, p.c.type, p.d.type};
+  for (int i = 0; i < 4 && stream; ++i) {
+    const std::string wrong = shardrun::virtual_cuda::not_reachable(operands[i], size_of(types[i]));
+    if (!wrong.empty()) return invalid(("an operand: " + wrong).c_str());
+  }
   for (int i = 0; i < 4; ++i) {
     const auto address = reinterpret_cast<uintptr_t>(operands[i]);
     if (address == 0) return invalid("an operand is null");
@@ -352,10 +365,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                   c,
                   d,
                   algorithm.parts};
-  enqueue(stream, [work, workspace, bytes = algorithm.workspace] {
+  return enqueue(stream, [work, workspace, bytes = algorithm.workspace] {
     work();
     if (bytes > 0) std::memset(workspace, 0xff, bytes);
   });
-  return CUBLAS_STATUS_SUCCESS;
 }
 }

@@ -141,8 +141,7 @@ void Device::fail(const std::string& what) const {
   fail_at(current_, what);
 }
 
-void Device::run(const char* kernel, dim3 grid, dim3 block, size_t shared_bytes,
-                 const std::function<void()>& body) {
+void Device::check_launch(const char* kernel, dim3 grid, dim3 block, size_t shared_bytes) const {
   const uint64_t threads = uint64_t{block.x} * block.y * block.z;
   const Limits& l = limits_;
   const auto refuse = [&](const std::string& what) {
@@ -157,14 +156,19 @@ void Device::run(const char* kernel, dim3 grid, dim3 block, size_t shared_bytes,
     refuse(fmt::format("a grid of {} blocks", text(grid)));
   }
   if (shared_bytes > l.shared) refuse(fmt::format("{} bytes of shared memory", shared_bytes));
+}
 
+void Device::run(const char* kernel, dim3 grid, dim3 block, size_t shared_bytes,
+                 const std::function<void()>& body) {
+  check_launch(kernel, grid, block, shared_bytes);
+  const size_t threads = size_t{block.x} * block.y * block.z;
   kernel_ = kernel;
   body_ = &body;
   dynamic_bytes_ = shared_bytes;
   dynamic_.assign(shared_bytes, 0xa5);
   gridDim = grid;
   blockDim = block;
-  fibers_.assign(static_cast<size_t>(threads), Fiber{});
+  fibers_.assign(threads, Fiber{});
 #ifdef __SANITIZE_ADDRESS__
   // A violation leaves fibers where they are, and the marks of their frames on stacks used again.
   __asan_unpoison_memory_region(stacks_->memory, kStackBytes * threads);

@@ -25,6 +25,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -37,6 +38,8 @@
 #define __shared__ static  // one block at a time; Shared<T> knows which block wrote
 #define __grid_constant__
 #define __launch_bounds__(...)
+
+struct CUstream_st;
 
 struct dim3 {
   unsigned x, y, z;
@@ -91,6 +94,7 @@ class Device {
   int64_t barriers_passed() const { return barriers_passed_; }  // by any block
 
   // ---- For kernels and launch().
+  void check_launch(const char* kernel, dim3 grid, dim3 block, size_t shared_bytes) const;
   void run(const char* kernel, dim3 grid, dim3 block, size_t shared_bytes,
            const std::function<void()>& body);
   int barrier(Vote vote, bool value, const std::source_location& at);
@@ -151,6 +155,21 @@ class Device {
 };
 
 Device& device();
+
+// Of runtime.cpp. `run` runs later, in the order of the stream; a device that is broken throws.
+void submit_kernel(CUstream_st* stream, const char* kernel, std::function<void()> run);
+// Throws unless `data` is in device or pinned memory.
+void check_argument(const char* kernel, const void* data);
+
+// A pointer, or a tensor's; what hides deeper in an argument is the address sanitizer's to find.
+template <typename T>
+void check_argument_of(const char* kernel, const T& argument) {
+  if constexpr (std::is_pointer_v<T>) {
+    if (argument) check_argument(kernel, argument);
+  } else if constexpr (requires { static_cast<const void*>(argument.data); }) {
+    if (argument.data) check_argument(kernel, argument.data);
+  }
+}
 
 template <typename T>
 uint64_t pack(T value) {
@@ -262,11 +281,22 @@ inline void expect_aligned(const void* p, size_t bytes) {
   }
 }
 
-// `Launch` is that of kernels/cuda/launch.h, which comes later.
+// `Launch` is that of kernels/cuda/launch.h, which comes later. Without a stream the kernel has run
+// when this returns and may be given any memory: tests of kernels alone want no more.
 template <typename... Parameters, typename Launch>
 void start(const Launch& launch, void (*kernel)(Parameters...), Parameters... arguments) {
-  virtual_cuda::device().run(launch.kernel, launch.grid, launch.block, launch.shared_bytes,
-                             [&] { kernel(arguments...); });
+  virtual_cuda::Device& device = virtual_cuda::device();
+  if (!launch.stream) {
+    device.run(launch.kernel, launch.grid, launch.block, launch.shared_bytes,
+               [&] { kernel(arguments...); });
+    return;
+  }
+  device.check_launch(launch.kernel, launch.grid, launch.block, launch.shared_bytes);
+  (virtual_cuda::check_argument_of(launch.kernel, arguments), ...);
+  virtual_cuda::submit_kernel(launch.stream, launch.kernel, [=, &device] {
+    device.run(launch.kernel, launch.grid, launch.block, launch.shared_bytes,
+               [&] { kernel(arguments...); });
+  });
 }
 
 template <typename T, int kCount>

@@ -13,6 +13,7 @@ namespace shardrun {
 class HostDevice : public Device {
  public:
   int index() const override { return 0; }
+  void make_current() override {}
   const DeviceInfo& info() const override { return info_; }
   size_t free_bytes() const override { return size_t{1} << 40; }
   void* allocate(size_t bytes, const char*) override {
