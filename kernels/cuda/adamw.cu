@@ -30,12 +30,6 @@ struct Update {
 };
 static_assert(sizeof(Update) <= 4096);
 
-__device__ __forceinline__ uint32_t pick(const math::Words4& words, int k) {
-  const uint32_t low = k & 1 ? words.word[1] : words.word[0];
-  const uint32_t high = k & 1 ? words.word[3] : words.word[2];
-  return k & 2 ? high : low;
-}
-
 // The first range that ends past element i.
 __device__ __forceinline__ int find_range(const Update& u, int64_t i) {
   int low = 0, high = u.count;
@@ -94,7 +88,7 @@ __global__ void __launch_bounds__(kThreads) adamw_kernel(const __grid_constant__
         draw = math::draw_group(range.key, static_cast<uint64_t>(group));
       }
       static_cast<Bf16*>(u.compute.data)[i] =
-          math::narrow_stochastic(p.x[k], pick(draw, static_cast<int>(element % 4)));
+          math::narrow_stochastic(p.x[k], math::word_of(draw, static_cast<int>(element % 4)));
     }
     if (whole) continue;
     u.moment1[i] = m.x[k];

@@ -52,6 +52,15 @@ struct Shared {
   __device__ const T& operator[](int i) const { return element[i]; }
 };
 
+// The dynamic shared memory of a launch as elements of one type.
+template <typename T>
+struct DynamicShared {
+  __device__ T& operator[](int i) const {
+    extern __shared__ uint4 memory[];
+    return reinterpret_cast<T*>(memory)[i];
+  }
+};
+
 // Before an access of `bytes` at once.
 __device__ __forceinline__ void expect_aligned(const void*, size_t) {}
 

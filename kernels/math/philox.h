@@ -27,6 +27,13 @@ HD Words4 philox(Words4 counter, uint32_t key0, uint32_t key1) {
   return {{a, b, c, d}};
 }
 
+// words.word[k] without an indexed load, which would put the words into a GPU's local memory.
+HD uint32_t word_of(const Words4& words, int k) {
+  const uint32_t low = k & 1 ? words.word[1] : words.word[0];
+  const uint32_t high = k & 1 ? words.word[3] : words.word[2];
+  return k & 2 ? high : low;
+}
+
 // The draws of elements 4 `group` .. 4 `group` + 3.
 HD Words4 draw_group(const RandomKey& key, uint64_t group) {
   return philox(

@@ -50,7 +50,8 @@ enum class State : uint8_t { ready, at_barrier, at_warp, done };
 
 const char* name_of(WarpOp op) {
   constexpr const char* kNames[] = {"shuffle by xor",   "shuffle down", "shuffle up",
-                                    "shuffle by index", "vote",         "warp barrier"};
+                                    "shuffle by index", "vote",         "warp barrier",
+                                    "matrix operation"};
   return kNames[static_cast<int>(op)];
 }
 
@@ -84,6 +85,7 @@ struct Device::Fiber {
   unsigned mask = 0;
   uint64_t payload = 0, result = 0;
   int argument = 0, width = kWarp;
+  Exchange exchange = nullptr;
 };
 
 // One stack per thread of a block, used again by each block, and the place of who resumes.
@@ -311,6 +313,24 @@ uint64_t Device::warp(WarpOp op, unsigned mask, uint64_t value, int argument, in
   return fiber.result;
 }
 
+void Device::exchange(void* mine, Exchange run, const std::source_location& at) {
+  fibers_[static_cast<size_t>(current_)].exchange = run;
+  warp(WarpOp::exchange, 0xffffffffu, reinterpret_cast<uint64_t>(mine), 0, kWarp, at);
+}
+
+void Device::run_exchange(int first) {
+  void* lanes[kWarp];
+  for (int k = 0; k < kWarp; ++k) {
+    const Fiber& fiber = fibers_[static_cast<size_t>(first + k)];
+    if (fiber.exchange != fibers_[static_cast<size_t>(first)].exchange) {
+      fail_at(first + k, fmt::format("another matrix operation at {} than thread {}",
+                                     text(fiber.at), text(index_of(first))));
+    }
+    lanes[k] = reinterpret_cast<void*>(fiber.payload);
+  }
+  fibers_[static_cast<size_t>(first)].exchange(lanes);
+}
+
 bool Device::release_warps() {
   bool any = false;
   for (int first = 0; first < threads(); first += kWarp) {
@@ -327,6 +347,7 @@ bool Device::release_warps() {
                    same(warp[k].at, leader.at);
       }
       if (!complete) continue;
+      if (leader.op == WarpOp::exchange) run_exchange(first);
       unsigned ballot = 0;
       for (int k = 0; k < lanes; ++k) {
         if ((leader.mask >> k & 1u) != 0 && warp[k].payload != 0) ballot |= 1u << k;

@@ -14,6 +14,8 @@
 // and barriers; about speed it says nothing.
 #pragma once
 
+#include <math.h>  // fmaf, without a namespace
+
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -77,7 +79,15 @@ struct Site {
   auto operator<=>(const Site&) const = default;
 };
 
-enum class WarpOp : uint8_t { shuffle_xor, shuffle_down, shuffle_up, shuffle_index, ballot, sync };
+enum class WarpOp : uint8_t {
+  shuffle_xor,
+  shuffle_down,
+  shuffle_up,
+  shuffle_index,
+  ballot,
+  sync,
+  exchange
+};
 enum class Vote : uint8_t { none, any, all, count };
 
 class Device {
@@ -100,6 +110,11 @@ class Device {
   int barrier(Vote vote, bool value, const std::source_location& at);
   uint64_t warp(WarpOp op, unsigned mask, uint64_t value, int argument, int width,
                 const std::source_location& at);
+  // All 32 lanes of a warp hand in a pointer each; when the last has come, run(pointers) is called
+  // once, and then all go on.
+  using Exchange = void (*)(void* const* lanes);
+  void exchange(void* mine, Exchange run, const std::source_location& at);
+  int lane() const { return current_ % 32; }
   [[noreturn]] void fail(const std::string& what) const;
   size_t dynamic_shared_bytes() const { return dynamic_bytes_; }
   void* dynamic_shared() { return dynamic_.data(); }
@@ -128,6 +143,7 @@ class Device {
   void resume(int thread);
   void wait();
   bool release_warps();
+  void run_exchange(int first);
   bool release_barrier();
   [[noreturn]] void fail_stuck();
   [[noreturn]] void fail_at(int thread, const std::string& what) const;
@@ -327,6 +343,14 @@ class DynamicShared {
     return {static_cast<T*>(device.dynamic_shared())[i],
             device.dynamic_map(count)[static_cast<size_t>(i)], i};
   }
+  // Elements i .. i + 3 in one access.
+  void store_vector(int i, uint4 v) {
+    if (i % 4 != 0) virtual_cuda::device().fail("a vector in shared memory is not aligned");
+    const T elements[] = {v.x, v.y, v.z, v.w};
+    for (int k = 0; k < 4; ++k) (*this)[i + k] = elements[k];
+  }
 };
 
 }  // namespace shardrun::cuda
+
+#include "tests/virtual_cuda/tensor_core.h"  // needs the device
