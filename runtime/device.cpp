@@ -70,6 +70,15 @@ void copy_from_host(Tensor tensor, const void* host, Stream& stream) {
   copy(tensor.data(), host, tensor.bytes(), stream);
 }
 
+HostView::HostView(ConstTensor tensor, Stream& stream)
+    : data_(static_cast<const std::byte*>(tensor.data())) {
+  if (!stream.device() || tensor.bytes() == 0) return;
+  copy_ = HostBuffer(stream.device(), tensor.bytes(), "a look at a tensor");
+  copy_to_host(copy_.data(), tensor, stream);
+  stream.synchronize();
+  data_ = copy_.data();
+}
+
 // ---- streams of a GPU
 
 Stream::Stream(Device& device, size_t workspace_bytes, Priority priority)

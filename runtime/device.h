@@ -130,4 +130,20 @@ class HostBuffer {
 void copy_to_host(void* host, ConstTensor tensor, Stream& stream);
 void copy_from_host(Tensor tensor, const void* host, Stream& stream);
 
+// A tensor's bytes where the host can look at them, after a wait: the tensor itself on the CPU, a
+// copy of a GPU's. For tests and checks; not for a step.
+class HostView {
+ public:
+  HostView(ConstTensor tensor, Stream& stream);
+  const std::byte* data() const { return data_; }
+  template <typename T>
+  const T* as() const {
+    return reinterpret_cast<const T*>(data_);
+  }
+
+ private:
+  HostBuffer copy_;
+  const std::byte* data_;
+};
+
 }  // namespace shardrun

@@ -136,7 +136,7 @@ void TrainStep::sum_squares() {
 void TrainStep::collect(StepRecord& record) {
   tally_.fetch();
   runner_->fetch_overflow();
-  stream_.synchronize();
+  comm_.synchronize(stream_);
   tally_.read(record);
   record.overflow = runner_->overflow();
   feed_.rewind();

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -41,6 +42,14 @@ void set_field(Config& config, std::string_view name, const std::string& value);
 // Checks that need more than one field. Throws UsageError, or DeviceError for a device that this
 // build lacks. Called by parse_command_line.
 void validate(const Config& config);
+
+// --device as words: auto, cpu, cuda or cuda:N. UsageError for others.
+struct DeviceChoice {
+  bool automatic = false;  // CUDA if built and present
+  bool cuda = false;
+  std::optional<int> index = std::nullopt;  // cuda:N; else local rank modulo visible GPUs
+};
+DeviceChoice parse_device(const std::string& text);
 
 // Leaves as they are in a step: `global_batch` sequences are `leaves` micro-batches, which `world`
 // ranks compute in `micro_steps` rounds (the last round may leave ranks idle).

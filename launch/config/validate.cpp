@@ -75,8 +75,21 @@ int64_t parse_duration(const std::string& text) {
   return seconds;
 }
 
+DeviceChoice parse_device(const std::string& text) {
+  if (text == "auto") return {.automatic = true};
+  if (text == "cpu") return {};
+  if (text == "cuda") return {.cuda = true};
+  if (text.starts_with("cuda:")) {
+    const auto index = parse_number<int64_t>(text.substr(5));
+    if (index && *index >= 0 && *index < 1024) {
+      return {.cuda = true, .index = static_cast<int>(*index)};
+    }
+  }
+  throw UsageError("--device: got {}, wanted auto, cpu, cuda or cuda:N", text);
+}
+
 void validate(const Config& config) {
-  if (config.device() == "cuda") throw DeviceError("--device: got cuda, this build has no CUDA");
+  parse_device(config.device());
   check_comm(config);
   const std::string& tokenizer = config.tokenizer();
   if (tokenizer.starts_with("sp:") || tokenizer.starts_with("hf:")) {

@@ -69,15 +69,18 @@ int run_generate(const Config& given, RankContext& ranks) {
   std::vector<int32_t> window(static_cast<size_t>(context), 0);
   const Tensor logits(logits_memory.data(), Dtype::fp32, Shape{1, context, model->vocabulary()});
   const Tensor tokens(window.data(), Dtype::int32, Shape{1, context});
-  device.plan_memory(ranks, [&](Communicator& comm, Memory& memory, Stream& stream) {
-    TrainStep rehearsal(*model, options, "none", comm, memory, stream);
-    rehearsal.initialize();
-    rehearsal.predict(logits, tokens);
+  agree(ranks.comm, [&] {
+    device.require(options.shard.precision);
+    device.plan_memory(ranks, 1, [&](int64_t, Communicator& comm, Memory& memory, Stream& stream) {
+      TrainStep rehearsal(*model, options, "none", comm, memory, stream);
+      rehearsal.initialize();
+      rehearsal.predict(logits, tokens);
+    });
   });
-  TrainStep step(*model, options, "none", ranks.comm, device.memory(), device.stream());
+  TrainStep step(*model, options, "none", device.comm(), device.memory(), device.stream());
   step.initialize();
   agree(ranks.comm, [&] { restore_parameters(step, *reader); });
-  step.state().refresh_compute(true, ranks.comm, device.stream());
+  step.state().refresh_compute(true, device.comm(), device.stream());
 
   std::vector<int32_t> text = tokenizer->encode(config.prompt());
   if (text.empty()) text = tokenizer->encode("\n");

@@ -61,20 +61,30 @@ struct Watch {
   int rank = 0;
   int64_t step = 0;
   SmokeFault fault = nullptr;
+  Stream* stream = nullptr;
   Fingerprints seen;
 };
 
 // A fingerprint takes only what exists in model space: padding depends on the world size.
 void watch_gradient(void* context, int64_t leaf, const Unit& unit, Tensor gradient) {
   Watch& watch = *static_cast<Watch*>(context);
-  if (watch.fault) watch.fault(watch.rank, watch.step, leaf, unit, gradient);
+  if (watch.fault) {
+    const HostView before(gradient, *watch.stream);
+    const Tensor host(const_cast<std::byte*>(before.data()), gradient.dtype(), gradient.shape());
+    watch.fault(watch.rank, watch.step, leaf, unit, host);
+    if (watch.stream->device()) {
+      copy_from_host(gradient, host.data(), *watch.stream);
+      watch.stream->synchronize();
+    }
+  }
   int64_t used = 0;
   for (const ParameterSpec& spec : unit.parameters()) {
     used += (spec.padded_shape().numel() + kBlock - 1) / kBlock * kBlock;
   }
   used = std::min(used, gradient.numel());
+  const HostView view(gradient, *watch.stream);
   watch.seen[{watch.step, leaf, unit.index()}] =
-      hash64({static_cast<const std::byte*>(gradient.data()), static_cast<size_t>(used) * 4});
+      hash64({view.data(), static_cast<size_t>(used) * 4});
 }
 
 struct Run {
@@ -86,7 +96,7 @@ struct Run {
 
 // Parameters and moments in model space, on every rank: slices are disjoint, so a sum of integers with
 // zeros elsewhere puts them together.
-void collect(TrainStep& step, Communicator& comm, Run& run) {
+void collect(TrainStep& step, Communicator& comm, Stream& stream, Run& run) {
   for (UnitState& unit : step.state().units()) {
     for (const ParameterPlace& place : unit.plan->places) {
       for (const char* kind : {"master", "moment1", "moment2"}) {
@@ -97,9 +107,9 @@ void collect(TrainStep& step, Communicator& comm, Run& run) {
   for (const CheckpointPiece& piece : pieces_of(step)) {
     std::vector<int64_t>& bits = run.tensors[piece.name + " " + name_of(piece.kind)];
     const size_t size = size_of(piece.data.dtype());
+    const HostView data(piece.data, stream);
     for (int64_t i = 0; i < piece.data.numel(); ++i) {
-      std::memcpy(&bits[piece.begin + i],
-                  static_cast<const std::byte*>(piece.data.data()) + i * size, size);
+      std::memcpy(&bits[piece.begin + i], data.data() + i * size, size);
     }
   }
   Hash128 hash;
@@ -124,16 +134,18 @@ Run train(const Config& config, RankContext& ranks, const std::string& precision
   const std::string policy = precision == "fp16" ? "default" : "none";
   CountingLeaves leaves(tiny_gpt().vocabulary);
   RankDevice device(config, ranks);
-  device.plan_memory(ranks, [&](Communicator& comm, Memory& memory, Stream& stream) {
-    TrainStep rehearsal(model, options, policy, comm, memory, stream);
-    rehearsal.initialize();
-    rehearsal(0, 1e-3, leaves);
-  });
-  TrainStep step(model, options, policy, ranks.comm, device.memory(), device.stream());
+  const auto rehearsal = [&](int64_t, Communicator& comm, Memory& memory, Stream& stream) {
+    TrainStep rehearsed(model, options, policy, comm, memory, stream);
+    rehearsed.initialize();
+    rehearsed(0, 1e-3, leaves);
+  };
+  agree(ranks.comm, [&] { device.plan_memory(ranks, kMicroBatch, rehearsal); });
+  TrainStep step(model, options, policy, device.comm(), device.memory(), device.stream());
   step.initialize();
   Watch watch;
   watch.rank = ranks.comm.rank();
   watch.fault = fault;
+  watch.stream = &device.stream();
   step.runner().set_gradient_hook(watch_gradient, &watch);
   Run run;
   for (int64_t s = 0; s < kSteps; ++s) {
@@ -141,7 +153,7 @@ Run train(const Config& config, RankContext& ranks, const std::string& precision
     const StepReport report = step(s, 5e-3, leaves);
     (s == 0 ? run.first_loss : run.last_loss) = report.decision.loss;
   }
-  collect(step, ranks.comm, run);
+  collect(step, ranks.comm, device.stream(), run);
   run.gradients = std::move(watch.seen);
   return run;
 }
@@ -168,11 +180,20 @@ std::string first_difference(const Run& alone, const Run& together, const RankCo
                      first - all.begin(), Gpt(tiny_gpt()).units()[-minus_unit]->path(), leaf, step);
 }
 
+// Whether every rank's device has the precision.
+bool everywhere(const Config& config, RankContext& ranks, const char* precision) {
+  RankDevice device(config, ranks);
+  int64_t lacking = !device.has(precision_from_name(precision));
+  ranks.comm.all_reduce_sum({&lacking, 1});
+  return lacking == 0;
+}
+
 }  // namespace
 
 std::vector<SmokeRow> smoke(const Config& config, RankContext& ranks, SmokeFault fault) {
   std::vector<SmokeRow> rows;
   for (const char* precision : {"fp32", "bf16", "fp16", "bf16-true"}) {
+    if (!everywhere(config, ranks, precision)) continue;
     Run alone;
     {
       const auto group = ThreadGroup::make(1);

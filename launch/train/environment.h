@@ -9,7 +9,7 @@
 namespace shardrun {
 
 const char* version();  // of shardrun, "0.1.0"
-std::string environment_json(const RankContext& ranks, const RankDevice& device,
+std::string environment_json(const RankContext& ranks, RankDevice& device,
                              const std::string& numerics_key);
 
 }  // namespace shardrun

@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "kernels/matmul.h"
+#include "launch/train/rank_device.h"
 #include "models/presets.h"
 
 namespace shardrun {
@@ -105,12 +106,23 @@ static std::string processor() {
   return "cpu-" + family + "-" + model;
 }
 
-std::string numerics_key(const Config& config, const StepOptions& options, const Stream& stream) {
-  return fmt::format("micro-batch={} global-batch={} precision={} reduce-dtype={} sum-block={} "
-                     "reduction={} isa={} processor={} library={}",
-                     options.micro_batch, options.global_batch, config.precision(),
-                     name_of(options.shard.wire), options.shard.sum_block, config.reduction(),
-                     name_of(stream.isa()), processor(), kernels::matmul_library());
+// The library's choice among its kernels hangs on the scratch memory that they may have.
+static std::string device_key(const Config& config, RankDevice& device) {
+  if (!device.gpu()) {
+    return fmt::format("isa={} processor={} library={}", name_of(device.stream().isa()),
+                       processor(), kernels::matmul_library());
+  }
+  const DeviceInfo& info = device.gpu()->info();
+  return fmt::format("gpu={} arch=sm_{}{} workspace={} library={}", info.name, info.major,
+                     info.minor, config.workspace(), kernels::matmul_library(DeviceKind::cuda));
+}
+
+std::string numerics_key(const Config& config, const StepOptions& options, RankDevice& device) {
+  return fmt::format(
+      "micro-batch={} global-batch={} precision={} reduce-dtype={} sum-block={} "
+      "reduction={} {}",
+      options.micro_batch, options.global_batch, config.precision(), name_of(options.shard.wire),
+      options.shard.sum_block, config.reduction(), device_key(config, device));
 }
 
 std::string decay_text(const Model& model) {

@@ -10,6 +10,8 @@
 
 namespace shardrun {
 
+class RankDevice;
+
 // The preset with the config's overrides. `vocabulary` is the tokenizer's.
 GptConfig gpt_config(const Config& config, int64_t vocabulary);
 
@@ -18,7 +20,7 @@ StepOptions step_options(const Config& config, const BatchPlan& batch, int world
 std::string scaler_policy(const Config& config);
 
 // Everything besides the data that decides bits, and nothing that does not: no ranks, threads, stages.
-std::string numerics_key(const Config& config, const StepOptions& options, const Stream& stream);
+std::string numerics_key(const Config& config, const StepOptions& options, RankDevice& device);
 
 // Which parameters decay and which do not, with counts: a line each, printed at start.
 std::string decay_text(const Model& model);

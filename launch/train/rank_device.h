@@ -1,32 +1,62 @@
-// What a rank computes with: threads, stream, memory, made from the command line.
+// What a rank computes with, made from the command line: CPU threads or a GPU, the stream, the memory,
+// and the communicator that carries tensors of that device.
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <optional>
+#include <string>
 
+#include "launch/config/config.h"
 #include "launch/ranks.h"
+#include "runtime/device.h"
 #include "runtime/memory.h"
 #include "runtime/stream.h"
 #include "runtime/thread_pool.h"
+#include "sharding/precision.h"
 
 namespace shardrun {
 
 class RankDevice {
  public:
+  // All ranks call. DeviceError, on every rank, where a GPU is asked for and not there, or where two
+  // ranks would sit on one GPU and nobody asked for a transport that can serve that (--comm mpi or
+  // thread:N): before anything is allocated.
   RankDevice(const Config& config, const RankContext& ranks);
 
-  Stream& stream() { return stream_; }
+  Stream& stream() { return *stream_; }
+  const Device* gpu() const { return gpu_.get(); }  // null on the CPU
+  Communicator& comm() const { return staged_ ? *staged_ : host_; }
   int threads() const { return pool_.threads(); }
+  std::string name() const;  // "cpu", "NVIDIA H200 (GPU 0, sm_90)"
+
+  // ConfigError where the device lacks the precision.
+  void require(Precision precision) const;
+  bool has(Precision precision) const;
+
   // Records `rehearsal` on the device kind meta with a communicator that moves nothing, plans every
-  // offset, and makes the arena. The rehearsal runs each program once.
-  void plan_memory(const RankContext& ranks,
-                   FunctionRef<void(Communicator& comm, Memory& memory, Stream& stream)> rehearsal);
+  // offset, and makes the arena. The rehearsal runs each program once. Where the GPU has too little
+  // memory the DeviceError says what was asked, what is free, and the largest micro-batch that would
+  // fit, found by rehearsing smaller ones.
+  using Rehearsal =
+      FunctionRef<void(int64_t micro_batch, Communicator& comm, Memory& memory, Stream& stream)>;
+  void plan_memory(const RankContext& ranks, int64_t micro_batch, Rehearsal rehearsal);
   Memory& memory() { return *memory_; }
   const MemoryPlan& plan() const { return plan_; }
 
  private:
+  void open_gpu(const DeviceChoice& choice, const RankContext& ranks);
+  void refuse_sharing(const Config& config, const RankContext& ranks) const;
+  MemoryPlan rehearse(const RankContext& ranks, int64_t micro_batch, Rehearsal rehearsal);
+  std::string does_not_fit(const RankContext& ranks, int64_t micro_batch, size_t free,
+                           Rehearsal rehearsal);
+
+  // In order of their going: memory before the stream, the stream before its GPU.
+  Communicator& host_;
   ThreadPool pool_;
-  Stream stream_;
+  std::unique_ptr<Device> gpu_;
+  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<Communicator> staged_;
   MemoryPlan plan_;
   std::unique_ptr<Memory> memory_;
 };

@@ -133,7 +133,7 @@ void Trainer::open_out() {
 
 void Trainer::make_step() {
   options_ = step_options(config_, batch_, ranks_.comm.size(), config_.seq_len());
-  numerics_key_ = numerics_key(config_, options_, device_.stream());
+  numerics_key_ = numerics_key(config_, options_, device_);
   const double min_lr = config_.has_min_lr()                ? config_.min_lr()
                         : config_.schedule() == "constant" ? config_.lr()
                                                            : config_.lr() / 10;
@@ -143,13 +143,18 @@ void Trainer::make_step() {
                                      .warmup = config_.warmup(),
                                      .steps = config_.steps()});
   const std::string policy = scaler_policy(config_);
-  device_.plan_memory(ranks_, [&](Communicator& comm, Memory& memory, Stream& stream) {
-    TrainStep rehearsal(*model_, options_, policy, comm, memory, stream);
-    rehearsal.initialize();
-    rehearsal(0, config_.lr(), *leaves_);
-    rehearsal.evaluate(1, *leaves_);
-  });
-  step_ = std::make_unique<TrainStep>(*model_, options_, policy, ranks_.comm, device_.memory(),
+  device_.require(options_.shard.precision);
+  device_.plan_memory(ranks_, options_.micro_batch,
+                      [&](int64_t micro_batch, Communicator& comm, Memory& memory, Stream& stream) {
+                        StepOptions options = options_;
+                        options.micro_batch = micro_batch;
+                        options.global_batch = micro_batch * batch_.leaves;
+                        TrainStep rehearsal(*model_, options, policy, comm, memory, stream);
+                        rehearsal.initialize();
+                        rehearsal(0, config_.lr(), *leaves_);
+                        rehearsal.evaluate(1, *leaves_);
+                      });
+  step_ = std::make_unique<TrainStep>(*model_, options_, policy, device_.comm(), device_.memory(),
                                       device_.stream());
 }
 
@@ -184,15 +189,15 @@ void Trainer::resume() {
       restore_parameters(*step_, reader);
     }
   });
-  step_->state().refresh_compute(true, ranks_.comm, device_.stream());
+  step_->state().refresh_compute(true, device_.comm(), device_.stream());
 }
 
 void Trainer::print_header() const {
   if (!ranks_.leads()) return;
   const int world = ranks_.comm.size();
-  std::printf("shardrun %s, %d rank%s over %s, %d thread%s each, %s\n", version(), world,
-              world == 1 ? "" : "s", ranks_.comm.transport(), device_.threads(),
-              device_.threads() == 1 ? "" : "s", numerics_key_.c_str());
+  std::printf("shardrun %s, %d rank%s over %s on %s, %d thread%s each, %s\n", version(), world,
+              world == 1 ? "" : "s", device_.comm().transport(), device_.name().c_str(),
+              device_.threads(), device_.threads() == 1 ? "" : "s", numerics_key_.c_str());
   std::printf("model: %s, %lld parameters in %zu units, vocabulary %lld, sequence %lld\n",
               config_.model().c_str(), static_cast<long long>(model_->parameter_count()),
               model_->units().size(), static_cast<long long>(model_->vocabulary()),

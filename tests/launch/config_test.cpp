@@ -182,7 +182,8 @@ TEST(Config, WrongInputIsAnsweredWithTheRightName) {
   usage({"--max-time", "HH:MM:SS"}, {"--max-time", "1:2:3:4"});
   usage({"--min-lr", "at most"}, {"--min-lr", "1", "--lr", "0.1"});
   usage({"extra"}, {"extra"});
-  expect_error(ExitCode::unavailable, {"cuda", "no CUDA"}, [] { parse({"--device", "cuda"}); });
+  usage({"--device", "cuda:N"}, {"--device", "cuda:"});
+  usage({"--device", "got tpu"}, {"--device", "tpu"});
   expect_error(ExitCode::unavailable, {"nccl"}, [] { parse({"--comm", "nccl"}); });
   expect_error(ExitCode::no_input, {"nowhere.json"}, [] { parse({"nowhere.json"}); });
 }

@@ -45,12 +45,13 @@ void SyntheticLeaves::evaluation_leaf(int64_t leaf, Tensor tokens, Tensor target
 static void collect(TrainStep& step, StepResult& result) {
   auto put = [&](const ParameterPlace& place, const char* kind, int64_t begin, const Tensor& tensor,
                  int64_t in_range, int64_t count) {
+    const HostView view(tensor, step.runner().stream());
     std::vector<uint32_t>& bits = result.tensors[place.spec->name + "/" + kind];
     bits.resize(place.numel, 0xdeadbeef);
     for (int64_t i = 0; i < count; ++i) {
       uint32_t value = 0;
       const size_t size = size_of(tensor.dtype());
-      std::memcpy(&value, static_cast<const char*>(tensor.data()) + (in_range + i) * size, size);
+      std::memcpy(&value, view.data() + (in_range + i) * size, size);
       bits[begin + i] = value;
     }
   };
@@ -83,7 +84,16 @@ StepResult run_steps(const StepCase& c, const BeforeStep& before_step,
             c.make_model ? c.make_model() : std::make_unique<Gpt>(c.gpt);
         const Model& model = *made;
         ThreadPool pool(c.threads);
-        Stream stream(DeviceKind::cpu, detect_isa(), &pool);
+        std::unique_ptr<Device> gpu;
+        std::unique_ptr<Stream> stream;
+        std::unique_ptr<Communicator> staged;
+        if (c.gpus > 0) {
+          gpu = make_cuda_device(comm.rank() % c.gpus);
+          stream = std::make_unique<Stream>(*gpu, size_t{1} << 20, Priority::compute);
+          staged = make_staged_communicator(comm, *gpu);
+        } else {
+          stream = std::make_unique<Stream>(DeviceKind::cpu, detect_isa(), &pool);
+        }
         StepOptions options;
         options.shard = {.world_size = c.world_size,
                          .zero = c.zero,
@@ -98,19 +108,20 @@ StepResult run_steps(const StepCase& c, const BeforeStep& before_step,
         options.global_batch = 2 * c.leaves;
         options.seq_len = c.gpt.context;
         options.recompute_every = c.recompute;
-        std::unique_ptr<Memory> memory = make_heap_memory();
+        std::unique_ptr<Memory> memory = make_heap_memory(gpu.get());
         const std::unique_ptr<LeafSource> leaves =
             c.make_leaves ? c.make_leaves() : std::make_unique<SyntheticLeaves>(c.gpt.vocabulary);
         if (c.arena) {
           RecordingMemory recorder;
           Stream meta(DeviceKind::meta, detect_isa(), &pool);
-          const auto meta_comm = make_meta_communicator(comm.rank(), c.world_size, "thread");
+          const auto meta_comm =
+              make_meta_communicator(comm.rank(), c.world_size, gpu ? "staged" : "thread");
           TrainStep rehearsal(model, options, c.scaler, *meta_comm, recorder, meta);
           rehearsal.initialize();
           rehearsal(0, 1e-3, *leaves);
-          memory = make_arena_memory(recorder.plan());
+          memory = make_arena_memory(recorder.plan(), gpu.get());
         }
-        TrainStep step(model, options, c.scaler, comm, *memory, stream);
+        TrainStep step(model, options, c.scaler, staged ? *staged : comm, *memory, *stream);
         step.initialize();
         for (int64_t s = 0; s < c.steps; ++s) {
           if (s == c.left_out) continue;
@@ -150,6 +161,7 @@ void expect_same(const StepResult& expected, const StepResult& got, const std::s
 
 void Poison::put_into(TrainStep& step) {
   plan = &step.state().plan();
+  stream = &step.runner().stream();
   unit = -1;
   for (const UnitPlan& u : plan->units()) {
     for (const ParameterPlace& p : u.places) {
@@ -169,9 +181,15 @@ void Poison::put_into(TrainStep& step) {
         p.seen_unit = &here;
         p.seen_leaf = at;
         const int s = p.seen++;
-        float* values = gradient.as<float>();
+        const bool here_it_is = at == p.leaf && here.index() == p.unit && s == p.segment;
+        if (!p.alone && !here_it_is) return;
+        const HostView view(gradient, *p.stream);
+        float* values = const_cast<float*>(view.as<float>());
         if (p.alone) std::fill(values, values + gradient.numel(), 0.0f);
-        if (at == p.leaf && here.index() == p.unit && s == p.segment) values[p.place] = p.value;
+        if (here_it_is) values[p.place] = p.value;
+        if (!p.stream->device()) return;  // the view is the gradient
+        copy_from_host(gradient, values, *p.stream);
+        p.stream->synchronize();
       },
       this);
 }

@@ -28,6 +28,7 @@ struct StepCase {
   int steps = 3;
   std::string scaler = "none";
   bool arena = false;  // plan on meta and replay, instead of plain heap memory
+  int gpus = 0;        // > 0: rank r on GPU r modulo gpus, over the staged communicator
   GptConfig gpt;
   UpdateOptions update;
   int64_t left_out = -1;  // a step that is not run at all
@@ -82,6 +83,7 @@ struct Poison {
   bool alone = false;  // every other element of every leaf becomes 0
 
   const ShardPlan* plan = nullptr;
+  Stream* stream = nullptr;
   int unit = -1, segment = -1;
   int64_t place = 0;
   const Unit* seen_unit = nullptr;
