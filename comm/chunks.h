@@ -1,8 +1,11 @@
-// Arithmetic shared by transports: cutting a long message, and the staging of an exchange.
+// What transports share: cutting a long message, staging, waiting.
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
+#include <thread>
 
 #include "runtime/memory.h"
 
@@ -14,6 +17,19 @@ void for_each_chunk(size_t total, size_t limit, Body&& body) {
   for (size_t offset = 0; offset < total; offset += limit) {
     body(offset, std::min(limit, total - offset));
   }
+}
+
+// Ranks may exceed cores: after some quick looks let others run, then sleep longer and longer, but
+// never so long that a message which needs this rank's hand stands still.
+inline void back_off(int64_t tries) {
+  constexpr int64_t kLooks = 64, kYields = 512, kLongest = 8;
+  if (tries < kLooks) return;
+  if (tries < kLooks + kYields) {
+    std::this_thread::yield();
+    return;
+  }
+  const int64_t sleeps = tries - kLooks - kYields;
+  std::this_thread::sleep_for(std::chrono::microseconds(25) * std::min(kLongest, 1 + sleeps / 64));
 }
 
 constexpr const char* kStagingLabel = "exchange staging";
@@ -36,5 +52,10 @@ struct Staging {
   int slots;
   size_t slot_bytes;
 };
+
+// Where a transport that adds in 16 bits leaves the sum, before it is widened.
+inline OwnedTensor allocate_narrow_sum(Memory& memory, Dtype wire, int64_t count) {
+  return allocate_tensor(memory, wire, Shape{count}, "16-bit sum");
+}
 
 }  // namespace shardrun

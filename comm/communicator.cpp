@@ -2,6 +2,11 @@
 // which leaves are folded. Transports (thread_, mpi_, meta_communicator.cpp) move bytes.
 #include "comm/communicator.h"
 
+#include <cstring>
+#include <vector>
+
+#include "kernels/elementwise.h"
+
 namespace shardrun {
 
 namespace {
@@ -39,6 +44,11 @@ void check_sum(const ConstTensor& sum, const char* name, int64_t count) {
   SHARDRUN_CHECK(sum.present() && sum.dtype() == Dtype::fp32 && sum.numel() == count,
                  "{}: {} {}, wanted fp32 [{}]", name, name_of(sum.dtype()), sum.shape().text(),
                  count);
+}
+
+void check_wire(Dtype wire, const char* name) {
+  SHARDRUN_CHECK(wire == Dtype::fp32 || wire == Dtype::bf16 || wire == Dtype::fp16,
+                 "{} is {}, wanted fp32, bf16 or fp16", name, name_of(wire));
 }
 
 // Elements of one rank's slice of `full`.
@@ -88,8 +98,7 @@ void Communicator::exchange_sum(SliceSum sum, Tensor found, ConstTensor leaf,
   check_window(window, size_);
   const int64_t count = slice_count(leaf, "exchange_sum: leaf", size_);
   const Dtype wire = leaf.dtype();
-  SHARDRUN_CHECK(wire == Dtype::fp32 || wire == Dtype::bf16 || wire == Dtype::fp16,
-                 "exchange_sum: leaf is {}, wanted fp32, bf16 or fp16", name_of(wire));
+  check_wire(wire, "exchange_sum: leaf");
   check_sum(sum.total, "exchange_sum: total", count);
   check_data(sum.total, "exchange_sum: total");
   check_data(found, "exchange_sum: found");
@@ -158,14 +167,37 @@ void Communicator::exchange_blocks(Tensor total, Tensor found, ConstTensor block
 void Communicator::reduce_scatter(Tensor shard, ConstTensor full, Memory& memory, Stream& stream) {
   check_stream(stream);
   const int64_t count = slice_count(full, "reduce_scatter: full", size_);
-  check_sum(full, "reduce_scatter: full", count * size_);
+  check_wire(full.dtype(), "reduce_scatter: full");
   check_sum(shard, "reduce_scatter: shard", count);
   check_data(full, "reduce_scatter: full");
   check_data(shard, "reduce_scatter: shard");
-  const double moved = static_cast<double>(shard.bytes()) * (size_ - 1);
+  Working working(stream);
+  OwnedTensor widened;
+  if (!reduces(full.dtype())) {
+    widened = allocate_tensor(memory, Dtype::fp32, Shape{count * size_}, "widened leaf");
+    kernels::cast(widened.tensor, full, stream);
+    full = widened.tensor;
+  }
+  const double moved = static_cast<double>(count * size_of(full.dtype())) * (size_ - 1);
   count_call(moved, moved);
-  do_reduce_scatter(static_cast<float*>(shard.data()), static_cast<const float*>(full.data()),
-                    count, memory, stream);
+  do_reduce_scatter(static_cast<float*>(shard.data()), full.data(), full.dtype(), count, memory,
+                    stream);
+}
+
+void Communicator::native_sum(Tensor total, Tensor found, Tensor leaf, const LeafWindow& window,
+                              Memory& memory, Stream& stream) {
+  check_stream(stream);
+  check_window(window, size_);
+  const int64_t count = slice_count(leaf, "native_sum: leaf", size_);
+  check_sum(total, "native_sum: total", count);
+  check_data(total, "native_sum: total");
+  check_data(found, "native_sum: found");
+  Working working(stream);
+  if (rank_ >= window.count) kernels::fill(leaf, 0, stream);
+  const OwnedTensor sum = allocate_tensor(memory, Dtype::fp32, Shape{count}, "native sum");
+  reduce_scatter(sum.tensor, leaf, memory, stream);
+  kernels::fold(total, sum.tensor, mode_of(window.first == 0), found,
+                kernels::place_tag(window.first, rank_ * count), stream);
 }
 
 void Communicator::all_reduce_sum(std::span<int64_t> values) {
@@ -237,6 +269,22 @@ std::unique_ptr<Communicator> Communicator::split(int color) {
   SHARDRUN_CHECK(color >= 0, "split with colour {}, wanted >= 0", color);
   count_call(0, 0);
   return do_split(color);
+}
+
+std::optional<std::pair<int, int>> ranks_on_one_gpu(Communicator& host, const Device& device) {
+  constexpr size_t kLongest = 64;
+  const std::string& mine = device.info().uuid;
+  SHARDRUN_CHECK(mine.size() <= kLongest, "a GPU calls itself {}", mine);
+  std::vector<char> all(kLongest * host.size()), padded(kLongest, '\0');
+  std::memcpy(padded.data(), mine.data(), mine.size());
+  host.all_gather_bytes(std::as_writable_bytes(std::span(all)), std::as_bytes(std::span(padded)));
+  const auto uuid = [&](int rank) { return std::string_view(&all[rank * kLongest], kLongest); };
+  for (int a = 0; a < host.size(); ++a) {
+    for (int b = a + 1; b < host.size(); ++b) {
+      if (uuid(a) == uuid(b)) return std::pair(a, b);
+    }
+  }
+  return std::nullopt;
 }
 
 // ---- transports of host tensors

@@ -10,8 +10,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "kernels/reduce.h"
 #include "runtime/device.h"
@@ -71,8 +73,19 @@ class Communicator {
   void exchange_blocks(Tensor total, Tensor found, ConstTensor block, int64_t blocks,
                        Memory& memory, Stream& stream);
 
-  // The transport's own sum in its own order, fp32: outside the promise of equal bits.
+  // The transport's own sum in its own order: outside the promise of equal bits. shard fp32 [n] = sum
+  // over ranks of their full [W n] (fp32, bf16, fp16). [Note: native sums] Only `nccl` adds in 16 bits,
+  // rounding each time; others widen first, since no MPI is trusted with 16-bit sums. fp16 is first
+  // divided by the smallest power of two that is not below W, so that no sum of finite numbers
+  // overflows, and the sum is multiplied in fp32: exact but for what falls below fp16's smallest.
+  // Within the sum of W |x| of each element times W 2^-23 (fp32), 2^-8 (bf16), 2^-11 (fp16, plus W^2
+  // 2^-24).
   void reduce_scatter(Tensor shard, ConstTensor full, Memory& memory, Stream& stream);
+  // In place of exchange_sum and exchange_blocks: the native sum of the window's leaves, added to
+  // total [n], or assigned where window.first is 0. A rank without a leaf brings zeros: its `leaf` is
+  // overwritten. `found` names the window's first leaf, whoever's it was.
+  void native_sum(Tensor total, Tensor found, Tensor leaf, const LeafWindow& window, Memory& memory,
+                  Stream& stream);
 
   // In place, element by element, 64-bit integers (wrapping): exact in any order.
   void all_reduce_sum(std::span<int64_t> values);
@@ -103,6 +116,10 @@ class Communicator {
   // job afterwards.
   virtual void abort(const std::string& message) noexcept = 0;
 
+  // Tensors will often come from these bytes: where the transport can, it prepares for them. The
+  // memory must outlive the communicator.
+  virtual void register_memory(void* /*data*/, size_t /*bytes*/) {}
+
   const Traffic& traffic() const { return traffic_; }
 
  protected:
@@ -119,8 +136,10 @@ class Communicator {
   virtual void do_exchange(const std::byte* mine, size_t slice_bytes, int senders, Memory& memory,
                            FunctionRef<void(int source, const std::byte* slice)> take,
                            Stream& stream);
-  virtual void do_reduce_scatter(float* shard, const float* full, int64_t count, Memory& memory,
-                                 Stream& stream) = 0;  // count: elements of the shard
+  // count: elements of the shard. `wire` is what reduces() takes.
+  virtual void do_reduce_scatter(float* shard, const void* full, Dtype wire, int64_t count,
+                                 Memory& memory, Stream& stream) = 0;
+  virtual bool reduces(Dtype wire) const { return wire == Dtype::fp32; }
   virtual void do_broadcast(std::byte* bytes, size_t count, int root, Stream& stream);
   virtual void do_synchronize(Stream& stream) { stream.synchronize(); }
 
@@ -182,6 +201,20 @@ std::unique_ptr<Communicator> make_staged_communicator(Communicator& host, Devic
 // two to receive into (pinned), and what `host` stages in itself.
 constexpr size_t kStagedBufferBytes = size_t{4} << 20;
 size_t staged_host_bytes(int size);
+
+// NCCL, for ranks that have a GPU each. Host values and the unique id go over `host`, tensors of the
+// GPU over NCCL, queued on the stream of the call. `host` and `device` outlive the communicator, and it
+// goes before the memory that its calls named. A rank that does not come, in making it or later in
+// synchronize(), ends the wait by CommError after `deadline_seconds` (0: making it has 300, calls have
+// no deadline). Throws DeviceError when ranks share a GPU. Where NCCL was not built a file that throws
+// stands in (no_nccl.cpp).
+std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, Device& device,
+                                                     double deadline_seconds);
+std::string nccl_unavailable();      // "" when it is there, else why not
+std::string nccl_library_version();  // "2.28.9"; empty when it is not there
+
+// The lowest two ranks that sit on one GPU. Collective.
+std::optional<std::pair<int, int>> ranks_on_one_gpu(Communicator& host, const Device& device);
 
 // Moves nothing and counts what `like` ("thread", "mpi", "staged", "nccl") would move, with its
 // staging allocations: for plans of any world size on one machine. Tensors are on `meta`; host values

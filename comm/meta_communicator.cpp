@@ -11,8 +11,11 @@ namespace {
 
 class MetaCommunicator : public Communicator {
  public:
-  MetaCommunicator(int rank, int size, const std::string& like, bool stages)
-      : Communicator(rank, size), name_("meta:" + like), stages_(stages) {}
+  MetaCommunicator(int rank, int size, const std::string& like, bool stages, bool adds_16_bits)
+      : Communicator(rank, size),
+        name_("meta:" + like),
+        stages_(stages),
+        adds_16_bits_(adds_16_bits) {}
 
   const char* transport() const override { return name_.c_str(); }
   void abort(const std::string&) noexcept override {}
@@ -42,7 +45,11 @@ class MetaCommunicator : public Communicator {
     }
   }
 
-  void do_reduce_scatter(float*, const float*, int64_t, Memory&, Stream&) override {}
+  void do_reduce_scatter(float*, const void*, Dtype wire, int64_t count, Memory& memory,
+                         Stream&) override {
+    if (wire != Dtype::fp32) allocate_narrow_sum(memory, wire, count);
+  }
+  bool reduces(Dtype wire) const override { return wire == Dtype::fp32 || adds_16_bits_; }
 
   void do_all_reduce(std::span<int64_t> values, bool max) override {
     if (max) return;
@@ -63,6 +70,7 @@ class MetaCommunicator : public Communicator {
 
   std::string name_;
   bool stages_;
+  bool adds_16_bits_;
 };
 
 }  // namespace
@@ -73,7 +81,7 @@ std::unique_ptr<Communicator> make_meta_communicator(int rank, int size, const s
   if (!stages && like != "thread") {
     throw UsageError("meta communicator like \"{}\", wanted thread, mpi, staged or nccl", like);
   }
-  return std::make_unique<MetaCommunicator>(rank, size, like, stages);
+  return std::make_unique<MetaCommunicator>(rank, size, like, stages, like == "nccl");
 }
 
 }  // namespace shardrun

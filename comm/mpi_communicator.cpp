@@ -6,12 +6,10 @@
 #include <mpi.h>
 
 #include <algorithm>
-#include <chrono>
 #include <climits>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
-#include <thread>
 #include <vector>
 
 #include "comm/chunks.h"
@@ -31,19 +29,6 @@ void check(int code, const char* what) {
   int length = 0;
   MPI_Error_string(code, text, &length);
   throw CommError("mpi: {}: {}", what, text);
-}
-
-// Ranks may exceed cores: after some quick looks let others run, then sleep longer and longer, but
-// never so long that a message which needs this rank's hand stands still.
-void back_off(int64_t tries) {
-  constexpr int64_t kLooks = 64, kYields = 512, kLongest = 8;
-  if (tries < kLooks) return;
-  if (tries < kLooks + kYields) {
-    std::this_thread::yield();
-    return;
-  }
-  const int64_t sleeps = tries - kLooks - kYields;
-  std::this_thread::sleep_for(std::chrono::microseconds(25) * std::min(kLongest, 1 + sleeps / 64));
 }
 
 // The requests of one call, kept between calls so that a step allocates nothing. Unwinding with
@@ -166,8 +151,9 @@ class MpiCommunicator : public Communicator {
     sends_.wait_all("exchange");
   }
 
-  void do_reduce_scatter(float* shard, const float* full, int64_t count, Memory&,
+  void do_reduce_scatter(float* shard, const void* data, Dtype, int64_t count, Memory&,
                          Stream&) override {
+    const float* full = static_cast<const float*>(data);
     begin();
     if (count == 0) return;
     if (static_cast<size_t>(count) * size() * sizeof(float) <= kMessageBytes) {

@@ -9,7 +9,7 @@
 //   host            send 0 ........ | send 1 ........ | ...
 //
 // The host waits for "out i" before it sends, and for "in i - 2" before it receives into the same
-// buffer again, also across calls. Nothing else is waited for.
+// buffer again, also across calls and streams. A rank that sends nothing waits for no "out".
 #include <cstring>
 
 #include "comm/chunks.h"
@@ -92,14 +92,13 @@ class StagedCommunicator : public Communicator {
 
   bool serves(DeviceKind kind) const override { return kind != DeviceKind::meta; }
 
-  // Runs `total` bytes of a slice through the pairs, see [Note: pieces]. out() and in() queue copies,
-  // carry() moves between hosts; each is given the pair and the piece.
+  // Runs `total` bytes of a slice through the pairs, see [Note: pieces]. out() and in() queue copies
+  // and say whether there were any, carry() moves between hosts; each is given the pair and the piece.
   template <typename Out, typename Carry, typename In>
   void in_pieces(size_t total, Stream& stream, Out&& out, Carry&& carry, In&& in) {
     const auto begin = [&](size_t offset) {
       Pair& pair = pairs_[(next_ + offset / piece_) % 2];
-      out(pair, offset, std::min(piece_, total - offset));
-      pair.out.record(stream);
+      if (out(pair, offset, std::min(piece_, total - offset))) pair.out.record(stream);
     };
     if (total > 0) begin(0);
     for_each_chunk(total, piece_, [&](size_t offset, size_t bytes) {
@@ -108,8 +107,7 @@ class StagedCommunicator : public Communicator {
       pair.out.synchronize();
       pair.in.synchronize();
       carry(pair, offset, bytes);
-      in(pair, offset, bytes);
-      pair.in.record(stream);
+      if (in(pair, offset, bytes)) pair.in.record(stream);
     });
     next_ = (next_ + (total + piece_ - 1) / piece_) % 2;
   }
@@ -125,6 +123,7 @@ class StagedCommunicator : public Communicator {
         shard_bytes, stream,
         [&](Pair& pair, size_t offset, size_t bytes) {
           copy(pair.send.data(), shard + offset, bytes, stream);
+          return true;
         },
         [&](Pair& pair, size_t, size_t bytes) {
           host_.all_gather_bytes({pair.receive.data(), bytes * size()}, {pair.send.data(), bytes});
@@ -133,6 +132,7 @@ class StagedCommunicator : public Communicator {
           for (int r = 0; r < size(); ++r) {
             copy(full + r * shard_bytes + offset, pair.receive.data() + r * bytes, bytes, stream);
           }
+          return true;
         });
   }
 
@@ -153,11 +153,11 @@ class StagedCommunicator : public Communicator {
     in_pieces(
         alone ? 0 : slice_bytes, stream,
         [&](Pair& pair, size_t offset, size_t bytes) {
-          if (!sends) return;
-          for (int r = 0; r < size(); ++r) {
+          for (int r = 0; r < size() && sends; ++r) {
             if (r == rank()) continue;
             copy(pair.send.data() + r * bytes, mine + r * slice_bytes + offset, bytes, stream);
           }
+          return sends;
         },
         [&](Pair& pair, size_t, size_t bytes) {
           const size_t sent = sends ? bytes * static_cast<size_t>(size()) : 0;
@@ -172,13 +172,14 @@ class StagedCommunicator : public Communicator {
             if (r == rank()) continue;
             copy(slot_of(r) + offset, pair.receive.data() + r * bytes, bytes, stream);
           }
+          return senders > (sends ? 1 : 0);
         });
     for (int r = 0; r < senders; ++r) {
       take(r, slice_bytes == 0 ? nullptr : r == rank() ? mine + r * slice_bytes : slot_of(r));
     }
   }
 
-  void do_reduce_scatter(float* shard, const float* full, int64_t count, Memory& memory,
+  void do_reduce_scatter(float* shard, const void* full, Dtype, int64_t count, Memory& memory,
                          Stream& stream) override {
     const auto tensor = [](const void* data, size_t bytes) {
       return Tensor(const_cast<void*>(data), Dtype::fp32,
@@ -190,13 +191,14 @@ class StagedCommunicator : public Communicator {
                                   memory, stream);
     }
     std::byte* own = reinterpret_cast<std::byte*>(shard);
-    const std::byte* all = reinterpret_cast<const std::byte*>(full);
+    const std::byte* all = static_cast<const std::byte*>(full);
     in_pieces(
         slice_bytes, stream,
         [&](Pair& pair, size_t offset, size_t bytes) {
           for (int r = 0; r < size(); ++r) {
             copy(pair.send.data() + r * bytes, all + r * slice_bytes + offset, bytes, stream);
           }
+          return true;
         },
         [&](Pair& pair, size_t, size_t bytes) {
           host_.reduce_scatter(tensor(pair.receive.data(), bytes),
@@ -204,6 +206,7 @@ class StagedCommunicator : public Communicator {
         },
         [&](Pair& pair, size_t offset, size_t bytes) {
           copy(own + offset, pair.receive.data(), bytes, stream);
+          return true;
         });
   }
 
@@ -215,12 +218,14 @@ class StagedCommunicator : public Communicator {
         count, stream,
         [&](Pair& pair, size_t offset, size_t piece) {
           if (sends) copy(pair.send.data(), bytes + offset, piece, stream);
+          return sends;
         },
         [&](Pair& pair, size_t, size_t piece) {
           host_.broadcast(std::span((sends ? pair.send : pair.receive).data(), piece), root);
         },
         [&](Pair& pair, size_t offset, size_t piece) {
           if (!sends) copy(bytes + offset, pair.receive.data(), piece, stream);
+          return !sends;
         });
   }
 

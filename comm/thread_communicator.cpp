@@ -222,8 +222,9 @@ class ThreadCommunicator : public Communicator {
   }
 
   // Starts with its own slice and goes round, like a ring: an order that knows the rank.
-  void do_reduce_scatter(float* shard, const float* full, int64_t count, Memory&,
+  void do_reduce_scatter(float* shard, const void* data, Dtype, int64_t count, Memory&,
                          Stream&) override {
+    const float* full = static_cast<const float*>(data);
     Window window(family_, group_, rank(),
                   {Op::reduce_scatter, static_cast<size_t>(count) * sizeof(float), 0,
                    reinterpret_cast<const std::byte*>(full)});

@@ -25,6 +25,10 @@ void Event::synchronize() const {
   if (handle_) device_->synchronize_event(handle_);
 }
 
+bool Event::done() const {
+  return !handle_ || device_->event_done(handle_);
+}
+
 void Event::reset() {
   if (handle_) device_->destroy_event(handle_);
   handle_ = nullptr;

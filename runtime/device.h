@@ -84,6 +84,7 @@ class Event {
   void record(Stream& stream);         // later recordings replace earlier ones
   void wait_on(Stream& stream) const;  // what `stream` is given next runs after the recorded point
   void synchronize() const;            // the host waits
+  bool done() const;                   // has the recorded point been reached?
                                        // An event that was never recorded holds nobody up.
 
  private:

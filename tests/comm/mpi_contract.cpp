@@ -15,7 +15,8 @@ void run(Communicator& world, bool fail) {
   }
   for (const ContractCase& contract : contract_cases()) {
     if (world.rank() == 0) std::fprintf(stderr, "%s\n", contract.name);
-    contract.body(world);
+    Host host;
+    contract.body(world, host.place);
     world.barrier();
   }
   // An aborted communicator throws from then on, without waiting for anybody.

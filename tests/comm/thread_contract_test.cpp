@@ -12,7 +12,11 @@ class ThreadContract : public testing::TestWithParam<int> {};
 TEST_P(ThreadContract, Holds) {
   for (const ContractCase& contract : contract_cases()) {
     SCOPED_TRACE(contract.name);
-    EXPECT_NO_THROW(run_thread_ranks(GetParam(), contract.body, 120));
+    const auto on_host = [&](Communicator& communicator) {
+      Host host;
+      contract.body(communicator, host.place);
+    };
+    EXPECT_NO_THROW(run_thread_ranks(GetParam(), on_host, 120));
   }
 }
 
