@@ -1,5 +1,6 @@
 #include "runtime/device.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -72,6 +73,20 @@ void copy_to_host(void* host, ConstTensor tensor, Stream& stream) {
 
 void copy_from_host(Tensor tensor, const void* host, Stream& stream) {
   copy(tensor.data(), host, tensor.bytes(), stream);
+}
+
+void fill_from_host(Tensor tensor, Stream& stream,
+                    FunctionRef<void(int64_t begin, Tensor out)> write) {
+  if (!stream.device()) return write(0, tensor);
+  constexpr size_t kPiece = size_t{4} << 20;
+  const HostBuffer piece(stream.device(), std::min(kPiece, tensor.bytes()), "pieces of a tensor");
+  const int64_t most = static_cast<int64_t>(kPiece / size_of(tensor.dtype()));
+  for (int64_t begin = 0; begin < tensor.numel(); begin += most) {
+    const int64_t count = std::min(most, tensor.numel() - begin);
+    write(begin, Tensor(piece.data(), tensor.dtype(), Shape{count}));
+    copy_from_host(tensor.flat(begin, count), piece.data(), stream);
+    stream.synchronize();
+  }
 }
 
 HostView::HostView(ConstTensor tensor, Stream& stream)

@@ -131,6 +131,12 @@ class HostBuffer {
 void copy_to_host(void* host, ConstTensor tensor, Stream& stream);
 void copy_from_host(Tensor tensor, const void* host, Stream& stream);
 
+// Fills a tensor with what `write` puts into host memory, elements [begin, begin + out.numel()) at a
+// time: all of it in place on the CPU, pieces through pinned memory of a fixed size for a GPU, where
+// the host waits for each.
+void fill_from_host(Tensor tensor, Stream& stream,
+                    FunctionRef<void(int64_t begin, Tensor out)> write);
+
 // A tensor's bytes where the host can look at them, after a wait: the tensor itself on the CPU, a
 // copy of a GPU's. For tests and checks; not for a step.
 class HostView {
