@@ -71,7 +71,10 @@ static void read_tensors(TrainStep& step, CheckpointReader& reader, bool moments
           [&](const ParameterPlace& place, int64_t in_parameter, int64_t at, int64_t count) {
             auto take = [&](TensorKind kind, const Tensor& tensor) {
               reader.expect(place.spec->name, kind, place.spec->shape);
-              reader.read(place.spec->name, kind, in_parameter, tensor.flat(at, count));
+              fill_from_host(tensor.flat(at, count), step.runner().stream(),
+                             [&](int64_t begin, Tensor out) {
+                               reader.read(place.spec->name, kind, in_parameter + begin, out);
+                             });
             };
             take(TensorKind::master, truth_of(part, whole));
             if (!moments) return;

@@ -326,7 +326,13 @@ void Trainer::save(int64_t done) {
   state.numerics_key = numerics_key_;
   state.config_text = to_textproto(config_);
   state.writer_version = version();
-  const std::string folder = save_checkpoint(config_.out(), state, pieces_of(*step_), ranks_.comm);
+  std::vector<CheckpointPiece> pieces = pieces_of(*step_);
+  std::vector<HostView> on_host;
+  for (CheckpointPiece& piece : pieces) {
+    on_host.emplace_back(piece.data, device_.stream());
+    piece.data = {on_host.back().data(), piece.data.dtype(), piece.data.shape()};
+  }
+  const std::string folder = save_checkpoint(config_.out(), state, pieces, ranks_.comm);
   last_saved_ = done;
   agree(ranks_.comm, [&] {
     if (ranks_.leads()) {
