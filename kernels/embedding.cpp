@@ -58,9 +58,11 @@ void embedding_backward(Tensor dtable, ConstTensor tokens, ConstTensor dy, bool 
   if (!stream.computes()) return;
   check_tokens(tokens, dtable.shape().rows(), stream);
   if (on_gpu(stream)) {
+    SHARDRUN_CHECK(tokens.numel() <= INT32_MAX, "{} tokens at once", tokens.numel());
+    void* workspace = stream.workspace(cuda::table().embedding_backward_workspace(tokens.numel()));
     return cuda::table().embedding_backward(dtable.as<float>(), tokens.as<int32_t>(), in(dy),
                                             accumulate, dtable.shape().rows(), tokens.numel(),
-                                            columns, queue(stream));
+                                            columns, workspace, queue(stream));
   }
   cpu::table_for(stream).embedding_backward(dtable.as<float>(), tokens.as<int32_t>(), in(dy),
                                             accumulate, dtable.shape().rows(), tokens.numel(),

@@ -175,7 +175,9 @@ __global__ void __launch_bounds__(kAttentionThreads)
         const int j = key + 8 * half, at = 2 * half + e % 2;
         float factor = 1;
         if (p.threshold != 0) {
-          factor = kept(p, math::draw(p.key, dropout_element(p, part.head, i, j)));
+          const uint64_t element = dropout_element(p, part.head, i, j);
+          const math::Words4 words = math::draw_group(p.key, element / 4);
+          factor = kept(p, math::word_of(words, static_cast<int>(element % 4)));
         }
         take_score(s[e / 2].x[at], dp[e / 2].x[at], visible(p, i, j), factor, i_lse, i_delta,
                    p.scale);

@@ -158,7 +158,8 @@ __device__ __forceinline__ void dropout_pair(float (&factor)[2], const Attention
   const math::Words4 words = math::draw_group(p.key, element / 4);
   factor[0] = kept(p, math::word_of(words, at));
   // The next group seldom: an odd length of sequence shifts the rows.
-  factor[1] = kept(p, at < 3 ? math::word_of(words, at + 1) : math::draw(p.key, element + 1));
+  factor[1] = kept(
+      p, at < 3 ? math::word_of(words, at + 1) : math::draw_group(p.key, element / 4 + 1).word[0]);
 }
 
 // Of the four lanes that share a row of c.

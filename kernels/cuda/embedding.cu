@@ -1,12 +1,12 @@
 // Embedding: rows gathered forward, summed backward in order of place and without atomics.
 #include "kernels/cuda/rows.h"
+#include "kernels/cuda/sort.h"
 
 namespace shardrun::cuda {
 
 namespace {
 
-// Places that a block looks at between two barriers, a bit each.
-constexpr int kWindow = kThreads;
+constexpr int kColumns = kLanes * kVector;  // of a warp
 
 __global__ void __launch_bounds__(kThreads)
     embedding_forward_kernel(Out y, const int32_t* tokens, In table, In positions, int64_t places,
@@ -27,34 +27,27 @@ __global__ void __launch_bounds__(kThreads)
   store(y, place * columns + c, row, count);
 }
 
-// One block per place. That of a token's first place adds up all of the token's places in order;
-// the others leave.
+// Over places in order of their tokens, a warp per place and 256 columns: that of a token's first
+// place adds up all of the token's places in order, the others leave.
 __global__ void __launch_bounds__(kThreads)
-    embedding_backward_kernel(float* dtable, const int32_t* tokens, In dy, int64_t places,
+    embedding_backward_kernel(float* dtable, SortedPlaces sorted, In dy, int64_t places,
                               int64_t columns) {
-  __shared__ Shared<uint32_t, kWarps> matches;
-  const int64_t own = blockIdx.x;
-  const int32_t token = tokens[own];
-  bool seen = false;
-  for (int64_t i = threadIdx.x; i < own && !seen; i += kThreads) seen = tokens[i] == token;
-  if (__syncthreads_or(seen)) return;
-
-  float* sum = dtable + token * columns;
-  for (int64_t first = own; first < places; first += kWindow) {
-    const int64_t mine = first + threadIdx.x;
-    const uint32_t word = __ballot_sync(kWholeWarp, mine < places && tokens[mine] == token);
-    if (threadIdx.x % kLanes == 0) matches[static_cast<int>(threadIdx.x) / kLanes] = word;
-    __syncthreads();
-    for (int w = 0; w < kWarps; ++w) {
-      for (uint32_t rest = matches[w]; rest != 0; rest &= rest - 1) {
-        const int64_t place = first + w * kLanes + (__ffs(static_cast<int>(rest)) - 1);
-        for (int64_t c = threadIdx.x; c < columns; c += kThreads) {
-          sum[c] += load(dy, place * columns + c);
-        }
-      }
-    }
-    __syncthreads();  // before the matches are written again
+  const int64_t own = global_thread() / kLanes;
+  if (own >= places) return;
+  const int32_t token = sorted.tokens[own];
+  if (own > 0 && sorted.tokens[own - 1] == token) return;
+  const int64_t c = int64_t{kColumns} * blockIdx.y + threadIdx.x % kLanes * kVector;
+  const int count = count_from(c, columns);
+  if (count <= 0) return;
+  Eight sum;
+  load(sum, {dtable, Dtype::fp32}, token * columns + c, count);
+  for (int64_t i = own; i < places && sorted.tokens[i] == token; ++i) {
+    Eight row;
+    load(row, dy, sorted.places[i] * columns + c, count);
+#pragma unroll
+    for (int k = 0; k < kVector; ++k) sum.x[k] += row.x[k];
   }
+  store({dtable, Dtype::fp32}, token * columns + c, sum, count);
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -81,12 +74,20 @@ void embedding_forward(Out y, const int32_t* tokens, In table, In positions, int
          tokens, table, positions, places, time, columns, per_row);
 }
 
+size_t embedding_backward_workspace(int64_t places) {
+  return sort_places_workspace(places);
+}
+
 void embedding_backward(float* dtable, const int32_t* tokens, In dy, bool accumulate,
-                        int64_t vocabulary, int64_t places, int64_t columns, StreamHandle stream) {
+                        int64_t vocabulary, int64_t places, int64_t columns, void* workspace,
+                        StreamHandle stream) {
   if (!accumulate) fill({dtable, Dtype::fp32}, 0, vocabulary * columns, stream);
   if (places * columns == 0) return;
-  launch({"embedding_backward", dim3(static_cast<unsigned>(places)), dim3(kThreads), stream},
-         embedding_backward_kernel, dtable, tokens, dy, places, columns);
+  const SortedPlaces sorted = sort_places(tokens, places, vocabulary, workspace, stream);
+  const dim3 grid(static_cast<unsigned>(quotient_up(places * kLanes, kThreads)),
+                  static_cast<unsigned>(quotient_up(columns, kColumns)));
+  launch({"embedding_backward", grid, dim3(kThreads), stream}, embedding_backward_kernel, dtable,
+         sorted, dy, places, columns);
 }
 
 void position_backward(float* dpositions, In dy, bool accumulate, int64_t positions, int64_t batch,

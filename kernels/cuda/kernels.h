@@ -47,8 +47,10 @@ void column_sum(float* out, In in, bool accumulate, int64_t rows, int64_t column
 
 void embedding_forward(Out y, const int32_t* tokens, In table, In positions, int64_t batch,
                        int64_t time, int64_t columns, StreamHandle stream);
+size_t embedding_backward_workspace(int64_t places);
 void embedding_backward(float* dtable, const int32_t* tokens, In dy, bool accumulate,
-                        int64_t vocabulary, int64_t places, int64_t columns, StreamHandle stream);
+                        int64_t vocabulary, int64_t places, int64_t columns, void* workspace,
+                        StreamHandle stream);
 void position_backward(float* dpositions, In dy, bool accumulate, int64_t positions, int64_t batch,
                        int64_t time, int64_t columns, StreamHandle stream);
 

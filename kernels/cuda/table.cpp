@@ -18,6 +18,7 @@ const Table& table() {
       .column_sum_workspace = cuda::column_sum_workspace,
       .column_sum = cuda::column_sum,
       .embedding_forward = cuda::embedding_forward,
+      .embedding_backward_workspace = cuda::embedding_backward_workspace,
       .embedding_backward = cuda::embedding_backward,
       .position_backward = cuda::position_backward,
       .cross_entropy_forward = cuda::cross_entropy_forward,

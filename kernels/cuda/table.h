@@ -34,6 +34,7 @@ struct Table {
   decltype(&cuda::column_sum_workspace) column_sum_workspace;
   decltype(&cuda::column_sum) column_sum;
   decltype(&cuda::embedding_forward) embedding_forward;
+  decltype(&cuda::embedding_backward_workspace) embedding_backward_workspace;
   decltype(&cuda::embedding_backward) embedding_backward;
   decltype(&cuda::position_backward) position_backward;
   decltype(&cuda::cross_entropy_forward) cross_entropy_forward;

@@ -274,6 +274,9 @@ inline void __syncwarp(unsigned mask = 0xffffffffu,
                        std::source_location at = std::source_location::current()) {
   shardrun::virtual_cuda::device().warp(shardrun::virtual_cuda::WarpOp::sync, mask, 0, 0, 32, at);
 }
+inline int __popc(unsigned x) {
+  return __builtin_popcount(x);
+}
 inline int __ffs(int x) {
   return __builtin_ffs(x);
 }

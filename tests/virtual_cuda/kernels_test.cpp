@@ -393,10 +393,15 @@ void add_embedding_cases(std::vector<Case>& cases, int64_t batch, int64_t time, 
   }
   cases.push_back({"embedding_backward" + what, [=](Stream* cpu) {
                      Array sum = dtable;
-                     cpu ? kernels::embedding_backward(sum.tensor(), tensor(tokens, batch, time),
-                                                       dy.tensor(), flag, *cpu)
-                         : cuda::embedding_backward(floats(sum), tokens.data(), in(dy), flag,
-                                                    vocabulary, batch * time, columns, nullptr);
+                     if (cpu) {
+                       kernels::embedding_backward(sum.tensor(), tensor(tokens, batch, time),
+                                                   dy.tensor(), flag, *cpu);
+                     } else {
+                       auto memory = workspace(cuda::embedding_backward_workspace(batch * time));
+                       cuda::embedding_backward(floats(sum), tokens.data(), in(dy), flag,
+                                                vocabulary, batch * time, columns, memory.data(),
+                                                nullptr);
+                     }
                      return Arrays{sum};
                    }});
   cases.push_back({"position_backward" + what, [=](Stream* cpu) {
@@ -417,6 +422,8 @@ std::vector<Case> embedding_cases() {
       add_embedding_cases(cases, 3, 5, 33, 7, dtype, flag);
       add_embedding_cases(cases, 2, 301, 7, 101, dtype, flag);
       add_embedding_cases(cases, 2, 3, 1030, 4, dtype, flag);
+      // Tokens of three digits, places of several tiles.
+      add_embedding_cases(cases, 5, 1001, 3, dtype == Dtype::bf16 ? 70000 : 300, dtype, flag);
     }
   }
   return cases;
