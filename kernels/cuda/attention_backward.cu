@@ -71,6 +71,9 @@ __global__ void __launch_bounds__(kAttentionThreads)
     const int groups = groups_until<kStep>(key0, seen);
     if (groups == 0) continue;
 
+    const uint32_t kept = dropout_bits<kStep / 8>(p, [&](int n, int down, int right) {
+      return dropout_element(p, part.head, query + down, key0 + 8 * n + tile_column() + right);
+    });
     TileC s[kStep / 8]{}, dp[kStep / 8]{};
 #pragma unroll
     for (int d = 0; d < kSize; d += 16) {
@@ -90,15 +93,11 @@ __global__ void __launch_bounds__(kAttentionThreads)
       }
     }
 #pragma unroll
-    for (int e = 0; e < kStep / 4; ++e) {
-      const int half = e % 2, i = query + 8 * half, j = key0 + e / 2 * 8 + tile_column();
-      float factor[2] = {1, 1};
-      if (p.threshold != 0) dropout_pair(factor, p, part.head, i, j);
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        take_score(s[e / 2].x[2 * half + c], dp[e / 2].x[2 * half + c], visible(p, i, j + c),
-                   factor[c], row_lse[half], row_delta[half], p.scale);
-      }
+    for (int e = 0; e < kStep / 2; ++e) {
+      const int half = e % 4 / 2;
+      take_score(s[e / 4].x[e % 4], dp[e / 4].x[e % 4],
+                 visible(p, query + 8 * half, key0 + e / 4 * 8 + tile_column() + e % 2),
+                 dropout_factor(p, kept, e), row_lse[half], row_delta[half], p.scale);
     }
 #pragma unroll
     for (int n = 0; n < kStep / 16; ++n) {
@@ -146,6 +145,9 @@ __global__ void __launch_bounds__(kAttentionThreads)
     const int skipped = p.causal && row > query0 ? (row - query0) / 16 : 0;
     if (skipped >= groups) continue;
 
+    const uint32_t kept = dropout_bits<kStep / 8>(p, [&](int n, int down, int right) {
+      return dropout_element(p, part.head, query0 + 8 * n + tile_column() + right, key + down);
+    });
     TileC s[kStep / 8]{}, dp[kStep / 8]{};
 #pragma unroll
     for (int d = 0; d < kSize; d += 16) {
@@ -172,15 +174,9 @@ __global__ void __launch_bounds__(kAttentionThreads)
       const float i_delta = there ? delta[part.head * p.time + i] : 0.0f;
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int j = key + 8 * half, at = 2 * half + e % 2;
-        float factor = 1;
-        if (p.threshold != 0) {
-          const uint64_t element = dropout_element(p, part.head, i, j);
-          const math::Words4 words = math::draw_group(p.key, element / 4);
-          factor = kept(p, math::word_of(words, static_cast<int>(element % 4)));
-        }
-        take_score(s[e / 2].x[at], dp[e / 2].x[at], visible(p, i, j), factor, i_lse, i_delta,
-                   p.scale);
+        const int at = 2 * half + e % 2;
+        take_score(s[e / 2].x[at], dp[e / 2].x[at], visible(p, i, key + 8 * half),
+                   dropout_factor(p, kept, e / 2 * 4 + at), i_lse, i_delta, p.scale);
       }
     }
 #pragma unroll

@@ -73,6 +73,9 @@ __global__ void __launch_bounds__(kAttentionThreads)
     const int groups = groups_until<kStep>(key0, seen);
     if (groups == 0) continue;
 
+    const uint32_t kept = dropout_bits<kStep / 8>(p, [&](int n, int down, int right) {
+      return dropout_element(p, part.head, query + down, key0 + 8 * n + tile_column() + right);
+    });
     TileC s[kStep / 8]{};
 #pragma unroll
     for (int d = 0; d < kSize; d += 16) {
@@ -89,15 +92,8 @@ __global__ void __launch_bounds__(kAttentionThreads)
     }
     float factor[2];
     take_scores(softmax, factor, s, p, query, key0 + tile_column());
-    if (p.threshold != 0) {
 #pragma unroll
-      for (int e = 0; e < kStep / 4; ++e) {
-        float kept[2];
-        dropout_pair(kept, p, part.head, query + e % 2 * 8, key0 + e / 2 * 8 + tile_column());
-        s[e / 2].x[e % 2 * 2] *= kept[0];
-        s[e / 2].x[e % 2 * 2 + 1] *= kept[1];
-      }
-    }
+    for (int i = 0; i < kStep / 2; ++i) s[i / 4].x[i % 4] *= dropout_factor(p, kept, i);
 #pragma unroll
     for (int i = 0; i < kSize / 2; ++i) sum[i / 4].x[i % 4] *= factor[i % 4 / 2];
 #pragma unroll

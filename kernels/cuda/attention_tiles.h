@@ -22,7 +22,8 @@ struct AttentionArguments {
 // A head size is padded with zeros to kSize.
 template <typename T, int kSize>
 struct Tiles {
-  static constexpr int kStep = kSize <= 64 && sizeof(T) == 2 ? 64 : 32;
+  // What the registers of a thread hold beside the sums, without spilling.
+  static constexpr int kStep = sizeof(T) == 4 ? (kSize <= 96 ? 32 : 16) : kSize <= 64 ? 64 : 32;
   using Matrix = SharedMatrix<T, kSize>;
   // Bytes of shared memory for `held` matrices of kRows and `stepped` of kStep rows.
   static constexpr size_t bytes(int held, int stepped) {
@@ -141,25 +142,34 @@ __device__ __forceinline__ bool visible(const AttentionProblem& p, int query, in
   return query < p.time && key < p.time && (!p.causal || key <= query);
 }
 
-__device__ __forceinline__ float kept(const AttentionProblem& p, uint32_t draw) {
-  return draw >= p.threshold ? p.keep_scale : 0.0f;
-}
-
 __device__ __forceinline__ uint64_t dropout_element(const AttentionProblem& p, int64_t head,
                                                     int query, int key) {
   return static_cast<uint64_t>((head * p.time + query) * p.time + key);
 }
 
-// Factors of probabilities (query, key) and (query, key + 1).
-__device__ __forceinline__ void dropout_pair(float (&factor)[2], const AttentionProblem& p,
-                                             int64_t head, int query, int key) {
-  const uint64_t element = dropout_element(p, head, query, key);
-  const int at = static_cast<int>(element % 4);
-  const math::Words4 words = math::draw_group(p.key, element / 4);
-  factor[0] = kept(p, math::word_of(words, at));
-  // The next group seldom: an odd length of sequence shifts the rows.
-  factor[1] = kept(
-      p, at < 3 ? math::word_of(words, at + 1) : math::draw_group(p.key, element / 4 + 1).word[0]);
+// Which of the lane's probabilities in kTiles tiles are kept: bit 4 n + e for x[e] of tile n, whose
+// draw is element(n, row 0 or 8, column 0 or 1). One loop of draws for all, before the scores take
+// their registers.
+template <int kTiles, typename Element>
+__device__ __forceinline__ uint32_t dropout_bits(const AttentionProblem& p, Element element) {
+  static_assert(kTiles <= 8);
+  if (p.threshold == 0) return ~0u;
+  uint32_t bits = 0;
+#pragma unroll 1
+  for (int i = 0; i < 2 * kTiles; ++i) {
+    const uint64_t first = element(i / 2, i % 2 * 8, 0), second = element(i / 2, i % 2 * 8, 1);
+    math::Words4 words = math::draw_group(p.key, first / 4);
+    const uint32_t draw = math::word_of(words, static_cast<int>(first % 4));
+    // Along a row the next is mostly of the same four.
+    if (second / 4 != first / 4) words = math::draw_group(p.key, second / 4);
+    const uint32_t next = math::word_of(words, static_cast<int>(second % 4));
+    bits |= (draw >= p.threshold ? 1u : 0u) << (2 * i);
+    bits |= (next >= p.threshold ? 2u : 0u) << (2 * i);
+  }
+  return bits;
+}
+__device__ __forceinline__ float dropout_factor(const AttentionProblem& p, uint32_t bits, int i) {
+  return (bits >> i & 1u) != 0 ? p.keep_scale : 0.0f;
 }
 
 // Of the four lanes that share a row of c.
