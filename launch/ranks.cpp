@@ -178,15 +178,19 @@ int run_on_ranks(const Config& config, std::optional<Error> refused, int* argc, 
     refused = ConfigError("--comm {}: {} processes were launched; thread ranks live in one",
                           transport, launched);
   }
-  if (!refused && !threads && transport != "auto" && transport != "mpi") {
+  const bool of_gpus = transport == "nccl" || transport == "staged";
+  if (!refused && transport == "nccl" && !nccl_unavailable().empty()) {
+    refused = DeviceError("--comm nccl: {}", nccl_unavailable());
+  }
+  if (!refused && !threads && !of_gpus && transport != "auto" && transport != "mpi") {
     refused = UsageError(
-        "--comm: got '{}', wanted auto, thread:N or mpi (shm and nccl are not in this build)",
+        "--comm: got '{}', wanted auto, thread:N, mpi, nccl or staged (shm is not in this build)",
         transport);
   }
   try {
     take_signals();
     if (refused && launched <= 1) throw *refused;
-    if (refused || transport == "mpi" || (transport == "auto" && launched > 0)) {
+    if (refused || transport == "mpi" || ((transport == "auto" || of_gpus) && launched > 0)) {
       return run_mpi(argc, argv, launched, [&](RankContext& ranks) {
         agree(ranks.comm, [&] {
           if (refused) throw *refused;

@@ -319,6 +319,8 @@ class ArenaMemory : public Memory {
     replay_.end();
   }
 
+  std::span<std::byte> whole() const override { return {arena_, plan_.arena_bytes()}; }
+
  private:
   Buffer do_allocate(size_t bytes, const char* label) override {
     const bool inside = replay_.runs();

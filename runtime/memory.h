@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -58,6 +59,8 @@ class Memory {
 
   virtual void begin(const char* program) = 0;
   virtual void end() = 0;
+  // All bytes that it will ever hand out, where they are one piece; empty otherwise.
+  virtual std::span<std::byte> whole() const { return {}; }
 
  private:
   friend class Buffer;

@@ -92,7 +92,8 @@ LeafPlan plan_leaves(int64_t leaves, const ShardOptions& options) {
   plan.reduce_every = options.reduce_every;
   plan.micro_steps = (leaves + options.world_size - 1) / options.world_size;
   if (options.sum_block < 1) throw ConfigError("--sum-block: got {}, wanted >= 1", options.sum_block);
-  if (options.reduce_every == ReduceEvery::step && options.sum_block != plan.micro_steps) {
+  if (options.reduce_every == ReduceEvery::step && options.reduction == Reduction::exact &&
+      options.sum_block != plan.micro_steps) {
     throw ConfigError(
         "--reduce-every step: sums of {} leaves on each of {} ranks need --sum-block {}, got {}; set it, "
         "or use --reduce-every micro-step",

@@ -40,6 +40,8 @@ struct UnitPlan {
 };
 
 enum class ReduceEvery : bool { micro_step, step };
+// exact: the canonical sum. native: the transport's own, whose bits depend on the number of ranks.
+enum class Reduction : bool { exact, native };
 
 struct ShardOptions {
   int world_size = 1;
@@ -49,6 +51,7 @@ struct ShardOptions {
   int64_t sum_block = 1;
   ReduceEvery reduce_every = ReduceEvery::micro_step;
   std::vector<std::string> keep_fp32;  // name patterns
+  Reduction reduction = Reduction::exact;
 };
 
 class ShardPlan {
@@ -81,7 +84,7 @@ struct LeafPlan {
   int64_t micro_step_of(int64_t leaf) const;
 };
 
-// ConfigError when reducing once a step does not fit the sum blocks: it needs sum_block == M.
+// ConfigError when reducing once a step does not fit the sum blocks: exact sums need sum_block == M.
 LeafPlan plan_leaves(int64_t leaves, const ShardOptions& options);
 
 }  // namespace shardrun

@@ -183,7 +183,7 @@ void ShardedRunner::reduce_segment(const Unit& unit, int segment, Tensor gradien
   SegmentState& part = state_.units()[unit.index()].segments[segment];
   const ShardOptions& options = state_.plan().options();
   OwnedTensor rounded;
-  ConstTensor wire = gradient;
+  Tensor wire = gradient;
   // A leaf's gradient is rounded to the wire dtype also at W = 1. Segments kept fp32 travel fp32.
   if (options.wire != Dtype::fp32 && part.plan->compute != Dtype::fp32) {
     rounded = allocate_tensor(memory_, options.wire, gradient.shape(), "wire gradient");
@@ -202,6 +202,10 @@ void ShardedRunner::reduce_segment(const Unit& unit, int segment, Tensor gradien
   window.count = std::min<int64_t>(comm_.size(), leaves_.leaves - window.first);
   window.total = leaves_.leaves;
   window.sum_block = options.sum_block;
+  if (options.reduction == Reduction::native) {
+    comm_.native_sum(part.sum.total, found(unit, segment), wire, window, memory_, stream());
+    return;
+  }
   comm_.exchange_sum(part.sum, found(unit, segment), wire, window, memory_, stream());
 }
 
@@ -213,6 +217,11 @@ void ShardedRunner::finish_sums() {
       for (size_t s = 0; s < unit->segments.size(); ++s) {
         SegmentState& part = unit->segments[s];
         const Tensor place = found(*unit->plan->unit, static_cast<int>(s), true);
+        if (options.reduction == Reduction::native) {
+          comm_.native_sum(part.sum.total, place, part.block_full, {0, blocks, blocks, 1}, memory_,
+                           stream());
+          continue;
+        }
         comm_.exchange_blocks(part.sum.total, place, part.block_full, blocks, memory_, stream());
       }
     }

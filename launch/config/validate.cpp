@@ -28,10 +28,11 @@ void check_policy(const std::string& policy) {
 }
 
 void check_comm(const Config& config) {
-  static const std::vector<std::string> known{"auto", "thread:N", "mpi", "shm", "nccl"};
+  static const std::vector<std::string> known{"auto", "thread:N", "mpi", "nccl", "staged", "shm"};
   const std::string& comm = config.comm();
-  if (comm == "auto" || comm == "mpi" || comm == "shm") return;
-  if (comm == "nccl") throw DeviceError("--comm: got nccl, this build has no NCCL");
+  for (const char* name : {"auto", "mpi", "nccl", "staged", "shm"}) {
+    if (comm == name) return;
+  }
   if (comm.starts_with("thread:")) {
     const auto ranks = parse_number<int64_t>(comm.substr(7));
     if (ranks && *ranks >= 1 && *ranks <= 4096) return;

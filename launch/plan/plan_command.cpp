@@ -47,7 +47,9 @@ int run_plan(const std::vector<std::string>& words) {
   ThreadPool pool(1);
   Stream stream(DeviceKind::meta, detect_isa(), &pool);
   RecordingMemory recorder;
-  const auto comm = make_meta_communicator(0, world, "mpi");
+  const bool of_gpus = config.comm() == "nccl" || config.comm() == "staged";
+  const auto comm = make_meta_communicator(0, world, of_gpus ? config.comm() : "mpi");
+  const size_t pinned = config.comm() == "staged" ? staged_host_bytes(world) : 0;
   NoLeaves leaves;
   TrainStep step(model, options, scaler_policy(config), *comm, recorder, stream);
   step.initialize();
@@ -66,6 +68,7 @@ int run_plan(const std::vector<std::string>& words) {
                                 {"precision", config.precision()},
                                 {"arena_bytes", plan.arena_bytes()},
                                 {"persistent_bytes", plan.persistent_bytes},
+                                {"pinned_bytes", pinned},
                                 {"persistent", by_label(plan.persistent)},
                                 {"flops_per_step", flops},
                                 {"sent_bytes_per_step", sent}};
@@ -93,6 +96,10 @@ int run_plan(const std::vector<std::string>& words) {
                                                   static_cast<double>(program.peak_bytes) -
                                               1.0)
                                    : 0.0);
+  }
+  if (pinned > 0) {
+    std::printf("  beside it    %s of pinned host memory, to stage tensors\n",
+                bytes_text(static_cast<double>(pinned)).c_str());
   }
   std::printf("a step of this rank: %lld micro-step%s, %sFLOP, %s sent\n",
               static_cast<long long>(batch.micro_steps), batch.micro_steps == 1 ? "" : "s",

@@ -58,15 +58,14 @@ static int recompute_every(const Config& config) {
 
 StepOptions step_options(const Config& config, const BatchPlan& batch, int world_size,
                          int64_t seq_len) {
-  if (config.reduction() == "native") {
-    throw UsageError("--reduction native is not built yet; the nearest is exact");
-  }
   StepOptions options;
   options.shard.world_size = world_size;
   options.shard.zero = static_cast<int>(config.zero());
   options.shard.precision = precision_from_name(config.precision());
   options.shard.wire = wire_dtype(config, options.shard.precision);
   options.shard.sum_block = config.sum_block();
+  options.shard.reduction =
+      config.reduction() == "native" ? Reduction::native : Reduction::exact;
   options.shard.reduce_every =
       config.reduce_every() == "step" ? ReduceEvery::step : ReduceEvery::micro_step;
   options.update.beta1 = config.beta1();
@@ -117,12 +116,18 @@ static std::string device_key(const Config& config, RankDevice& device) {
                      info.minor, config.workspace(), kernels::matmul_library(DeviceKind::cuda));
 }
 
+// Native sums have the bits of one number of ranks and one transport.
+static std::string reduction_key(const StepOptions& options, const RankDevice& device) {
+  if (options.shard.reduction == Reduction::exact) return "exact";
+  return fmt::format("native-{}-{}", device.comm().transport(), options.shard.world_size);
+}
+
 std::string numerics_key(const Config& config, const StepOptions& options, RankDevice& device) {
   return fmt::format(
       "micro-batch={} global-batch={} precision={} reduce-dtype={} sum-block={} "
       "reduction={} {}",
       options.micro_batch, options.global_batch, config.precision(), name_of(options.shard.wire),
-      options.shard.sum_block, config.reduction(), device_key(config, device));
+      options.shard.sum_block, reduction_key(options, device), device_key(config, device));
 }
 
 std::string decay_text(const Model& model) {

@@ -29,11 +29,30 @@ RankDevice::RankDevice(const Config& config, const RankContext& ranks)
     if (gpu_) {
       stream_ = std::make_unique<Stream>(*gpu_, static_cast<size_t>(config.workspace()),
                                          Priority::compute);
-      staged_ = make_staged_communicator(host_, *gpu_);
     } else {
+      if (config.comm() == "nccl" || config.comm() == "staged") {
+        throw ConfigError("--comm {} carries tensors of GPUs; wanted --device cuda, or --comm mpi",
+                          config.comm());
+      }
       stream_ = std::make_unique<Stream>(DeviceKind::cpu, isa_from_name(config.isa()), &pool_);
     }
   });
+  if (gpu_) of_gpus_ = make_comm(config);
+}
+
+// Collective. What a rank's library lacks, all do without, or are told.
+std::unique_ptr<Communicator> RankDevice::make_comm(const Config& config) const {
+  const bool chosen = config.comm() == "nccl";
+  if (chosen || (config.comm() == "auto" && host_.size() > 1)) {
+    const std::string unavailable = nccl_unavailable();
+    int64_t missing = unavailable.empty() ? 0 : 1;
+    host_.all_reduce_max({&missing, 1});
+    agree(host_, [&] {
+      if (chosen && !unavailable.empty()) throw DeviceError("--comm nccl: {}", unavailable);
+    });
+    if (missing == 0) return make_nccl_communicator(host_, *gpu_, 0);
+  }
+  return make_staged_communicator(host_, *gpu_);
 }
 
 void RankDevice::open_gpu(const DeviceChoice& choice, const RankContext& ranks) {
@@ -53,14 +72,15 @@ void RankDevice::refuse_sharing(const Config& config, const RankContext& ranks) 
   std::vector<uint64_t> all(static_cast<size_t>(ranks.comm.size()));
   ranks.comm.all_gather_bytes(std::as_writable_bytes(std::span(all)),
                               std::as_bytes(std::span(&mine, 1)));
-  if (config.comm() == "mpi" || config.comm().starts_with("thread:")) return;  // asked for
+  const std::string& asked = config.comm();
+  if (asked == "mpi" || asked == "staged" || asked.starts_with("thread:")) return;
   agree(ranks.comm, [&] {
     const auto other = std::find(all.begin(), all.begin() + ranks.comm.rank(), mine);
     if (!gpu_ || other == all.begin() + ranks.comm.rank()) return;
     throw DeviceError(
         "ranks {} and {} would share GPU {} ({}): {} ranks on this node, {} GPU{}. Start one rank "
-        "for each GPU, or ask for --comm mpi, which stages through host memory and lets ranks "
-        "share one, or --device cpu",
+        "for each GPU, or ask for --comm mpi or --comm staged, which go through host memory and "
+        "let ranks share one, or --device cpu",
         other - all.begin(), ranks.comm.rank(), gpu_->index(), gpu_->info().name, ranks.local_size,
         cuda_device_count(), cuda_device_count() == 1 ? "" : "s");
   });
@@ -89,9 +109,10 @@ MemoryPlan RankDevice::rehearse(const RankContext& ranks, int64_t micro_batch,
   RecordingMemory recorder;
   Stream meta(DeviceKind::meta, stream_->isa(), &pool_);
   const std::string transport = comm().transport();
-  const std::string like = transport.starts_with("staged") ? "staged"
-                           : transport.starts_with("mpi")  ? "mpi"
-                                                           : "thread";
+  const std::string like = transport == "nccl"               ? "nccl"
+                           : transport.starts_with("staged") ? "staged"
+                           : transport.starts_with("mpi")    ? "mpi"
+                                                             : "thread";
   const auto meta_comm = make_meta_communicator(ranks.comm.rank(), ranks.comm.size(), like);
   rehearsal(micro_batch, *meta_comm, recorder, meta);
   return recorder.plan();
@@ -109,6 +130,8 @@ void RankDevice::plan_memory(const RankContext& ranks, int64_t micro_batch, Rehe
   }
   try {
     memory_ = make_arena_memory(plan_, gpu_.get());
+    const std::span<std::byte> arena = memory_->whole();
+    comm().register_memory(arena.data(), arena.size());
   } catch (const DeviceError& error) {  // another process was faster, or the rest is in pieces
     throw DeviceError("{} ({})", does_not_fit(ranks, micro_batch, free, rehearsal), error.what());
   }

@@ -20,13 +20,14 @@ namespace shardrun {
 class RankDevice {
  public:
   // All ranks call. DeviceError, on every rank, where a GPU is asked for and not there, or where two
-  // ranks would sit on one GPU and nobody asked for a transport that can serve that (--comm mpi or
-  // thread:N): before anything is allocated.
+  // ranks would sit on one GPU and nobody asked for a transport that can serve that (--comm mpi,
+  // staged or thread:N): before anything is allocated. Several ranks on GPUs of their own talk by NCCL
+  // where it is there and nothing else was asked for.
   RankDevice(const Config& config, const RankContext& ranks);
 
   Stream& stream() { return *stream_; }
   const Device* gpu() const { return gpu_.get(); }  // null on the CPU
-  Communicator& comm() const { return staged_ ? *staged_ : host_; }
+  Communicator& comm() const { return of_gpus_ ? *of_gpus_ : host_; }
   int threads() const { return pool_.threads(); }
   std::string name() const;  // "cpu", "NVIDIA H200 (GPU 0, sm_90)"
 
@@ -51,14 +52,17 @@ class RankDevice {
   std::string does_not_fit(const RankContext& ranks, int64_t micro_batch, size_t free,
                            Rehearsal rehearsal);
 
-  // In order of their going: memory before the stream, the stream before its GPU.
+  std::unique_ptr<Communicator> make_comm(const Config& config) const;
+
+  // From the last to the first they go: NCCL before the memory that it knows, that before the stream,
+  // the stream before its GPU.
   Communicator& host_;
   ThreadPool pool_;
   std::unique_ptr<Device> gpu_;
   std::unique_ptr<Stream> stream_;
-  std::unique_ptr<Communicator> staged_;
   MemoryPlan plan_;
   std::unique_ptr<Memory> memory_;
+  std::unique_ptr<Communicator> of_gpus_;
 };
 
 }  // namespace shardrun

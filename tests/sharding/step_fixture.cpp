@@ -90,7 +90,8 @@ StepResult run_steps(const StepCase& c, const BeforeStep& before_step,
         if (c.gpus > 0) {
           gpu = make_cuda_device(comm.rank() % c.gpus);
           stream = std::make_unique<Stream>(*gpu, size_t{1} << 20, Priority::compute);
-          staged = make_staged_communicator(comm, *gpu);
+          staged = c.nccl ? make_nccl_communicator(comm, *gpu, 50)
+                          : make_staged_communicator(comm, *gpu);
         } else {
           stream = std::make_unique<Stream>(DeviceKind::cpu, detect_isa(), &pool);
         }
@@ -101,7 +102,8 @@ StepResult run_steps(const StepCase& c, const BeforeStep& before_step,
                          .wire = c.wire,
                          .sum_block = c.sum_block,
                          .reduce_every = c.reduce_every,
-                         .keep_fp32 = {"*ln_1*"}};
+                         .keep_fp32 = {"*ln_1*"},
+                         .reduction = c.reduction};
         options.update = c.update;
         options.seed = 42;
         options.micro_batch = 2;
@@ -115,7 +117,7 @@ StepResult run_steps(const StepCase& c, const BeforeStep& before_step,
           RecordingMemory recorder;
           Stream meta(DeviceKind::meta, detect_isa(), &pool);
           const auto meta_comm =
-              make_meta_communicator(comm.rank(), c.world_size, gpu ? "staged" : "thread");
+              make_meta_communicator(comm.rank(), c.world_size, c.nccl ? "nccl" : gpu ? "staged" : "thread");
           TrainStep rehearsal(model, options, c.scaler, *meta_comm, recorder, meta);
           rehearsal.initialize();
           rehearsal(0, 1e-3, *leaves);

@@ -29,6 +29,8 @@ struct StepCase {
   std::string scaler = "none";
   bool arena = false;  // plan on meta and replay, instead of plain heap memory
   int gpus = 0;        // > 0: rank r on GPU r modulo gpus, over the staged communicator
+  bool nccl = false;   // or over NCCL
+  Reduction reduction = Reduction::exact;
   GptConfig gpt;
   UpdateOptions update;
   int64_t left_out = -1;  // a step that is not run at all

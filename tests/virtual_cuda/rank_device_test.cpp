@@ -9,6 +9,7 @@
 #include "launch/train/environment.h"
 #include "launch/train/job.h"
 #include "tests/launch/expect_error.h"
+#include "tests/virtual_cuda/nccl.h"
 #include "tests/virtual_cuda/runtime.h"
 
 namespace shardrun {
@@ -82,6 +83,48 @@ TEST_F(RankDevices, SharingAGpuHasToBeAskedFor) {
   const auto shared = names(3, config_of({"--device", "cuda", "--comm", "mpi"}));
   EXPECT_EQ(shared[0], shared[2]);
   EXPECT_NE(shared[0], shared[1]);
+}
+
+TEST_F(RankDevices, TensorsGoByNcclWhereEachRankHasAGpu) {
+  const auto transports = [](int ranks, std::vector<std::string> words) {
+    std::vector<std::string> out(static_cast<size_t>(ranks));
+    words.insert(words.begin(), {"--device", "cuda"});
+    on_ranks(ranks, [&](RankContext& context) {
+      RankDevice device(config_of(words), context);
+      out[static_cast<size_t>(context.comm.rank())] = device.comm().transport();
+    });
+    return out;
+  };
+  Settings settings;
+  settings.devices = 3;
+  virtual_cuda::reset(settings);
+  const auto all = [](int ranks, const char* name) {
+    return std::vector<std::string>(static_cast<size_t>(ranks), name);
+  };
+  EXPECT_EQ(transports(3, {}), all(3, "nccl"));
+  EXPECT_EQ(transports(1, {}), all(1, "staged:thread"));
+  EXPECT_EQ(transports(1, {"--comm", "nccl"}), all(1, "nccl"));
+  EXPECT_EQ(transports(4, {"--comm", "staged"}), all(4, "staged:thread"));
+  EXPECT_EQ(transports(2, {"--comm", "mpi"}), all(2, "staged:thread"));
+  expect_error(ExitCode::unavailable, {"ranks 0 and 3", "share GPU 0", "--comm staged"},
+               [&] { transports(4, {"--comm", "nccl"}); });
+  expect_error(ExitCode::config, {"--comm nccl", "--device cuda"},
+               [&] { names(2, config_of({"--device", "cpu", "--comm", "nccl"})); });
+}
+
+// The arena is made known to NCCL, and NCCL goes first.
+TEST_F(RankDevices, NcclKnowsTheArena) {
+  on_ranks(2, [&](RankContext& context) {
+    RankDevice device(config_of({"--device", "cuda", "--workspace", "1048576"}), context);
+    device.plan_memory(context, 1, [](int64_t, Communicator&, Memory& memory, Stream&) {
+      const Buffer kept = memory.allocate(4096, "kept");
+    });
+    context.comm.barrier();
+    EXPECT_EQ(virtual_cuda::living_nccl().buffers, 2);
+    context.comm.barrier();
+  });
+  EXPECT_EQ(virtual_cuda::living_nccl().communicators, 0);
+  EXPECT_EQ(virtual_cuda::living_nccl().buffers, 0);
 }
 
 TEST_F(RankDevices, SaysWhyThereIsNone) {

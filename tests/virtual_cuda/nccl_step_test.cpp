@@ -1,0 +1,97 @@
+// The training step of virtual GPUs over NCCL: the bits of the staged transport, at every number of ranks,
+// stage and schedule; with NCCL's own sums, the same step up to their rounding.
+#include <gtest/gtest.h>
+
+#include "runtime/device.h"
+#include "tests/sharding/odd_model.h"
+#include "tests/sharding/step_fixture.h"
+#include "tests/virtual_cuda/nccl.h"
+#include "tests/virtual_cuda/runtime.h"
+
+namespace shardrun::test {
+namespace {
+
+struct Numbers {
+  Precision precision;
+  Dtype wire;
+  const char* scaler;
+  double rounding;  // of a native sum, relative to the norm
+};
+constexpr Numbers kNumbers[] = {{Precision::fp32, Dtype::fp32, "none", 1e-6},
+                                {Precision::bf16, Dtype::bf16, "none", 0x1p-7},
+                                {Precision::fp16, Dtype::fp16, "static:256", 0x1p-9}};
+
+StepCase case_of(const Numbers& numbers) {
+  StepCase c;
+  c.gpt.context = 4;
+  c.gpt.vocabulary = 13;
+  c.make_model = [] {
+    return std::make_unique<OddModel>(OddSizes{.vocabulary = 13,
+                                               .padded = 3,
+                                               .channels = 24,
+                                               .context = 4,
+                                               .hidden = {40, 0, 9},
+                                               .unused = 5});
+  };
+  c.precision = numbers.precision;
+  c.wire = numbers.wire;
+  c.scaler = numbers.scaler;
+  c.leaves = 5;
+  c.steps = 2;
+  c.gpus = 4;
+  return c;
+}
+
+StepResult run(const StepCase& c, uint64_t seed) {
+  virtual_cuda::Settings settings;
+  settings.seed = seed;
+  settings.devices = 4;
+  virtual_cuda::reset(settings);
+  return run_steps(c);
+}
+
+TEST(NcclStep, HasTheBitsOfOneRank) {
+  uint64_t seed = 100;
+  for (const Numbers& numbers : kNumbers) {
+    const StepResult expected = run(case_of(numbers), 0);
+    for (const int world : {1, 2, 3, 4}) {
+      for (const int zero : {0, 1, 2, 3}) {
+        for (int turn = 0; turn < 4; ++turn) {
+          StepCase c = case_of(numbers);
+          c.nccl = true;
+          c.world_size = world;
+          c.zero = zero;
+          c.arena = turn % 2 == 0;
+          expect_same(expected, run(c, ++seed), fmt::format("{} seed {}", c.text(), seed));
+          if (testing::Test::HasFailure()) return;
+        }
+      }
+    }
+  }
+  EXPECT_EQ(virtual_cuda::living_nccl().communicators, 0);
+}
+
+TEST(NcclStep, OfNativeSumsIsTheSameUpToRounding) {
+  uint64_t seed = 500;
+  for (const Numbers& numbers : kNumbers) {
+    const StepResult expected = run(case_of(numbers), 0);
+    for (const bool nccl : {true, false}) {
+      for (const int world : {1, 2, 3, 4}) {
+        StepCase c = case_of(numbers);
+        c.nccl = nccl;
+        c.reduction = Reduction::native;
+        c.world_size = world;
+        c.zero = world - 1;
+        c.arena = true;
+        const StepResult got = run(c, ++seed);
+        ASSERT_EQ(got.applied, expected.applied) << c.text();
+        const Decision &a = expected.reports[0].decision, &b = got.reports[0].decision;
+        EXPECT_EQ(a.loss, b.loss) << c.text();
+        EXPECT_NEAR(a.norm, b.norm, numbers.rounding * a.norm) << c.text();
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace shardrun::test
