@@ -45,7 +45,7 @@ void print_usage() {
   std::puts(
       "  plan       memory, FLOPs and traffic of a rank for any --world-size and stage\n"
       "  data       text to tokens; inspects and checks token files\n"
-      "  checkpoint ls | verify | hash DIR: a run's checkpoints; is one sound; its digest\n"
+      "  checkpoint ls | verify | hash | export | import: a run's checkpoints, Hugging Face folders\n"
       "  report     OUT: writes OUT/report.html, one page with the run's curves and numbers\n\n"
       "shardrun SUBCOMMAND --help lists the flags.");
 }

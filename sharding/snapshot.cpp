@@ -61,7 +61,10 @@ CheckpointState state_of(const TrainStep& step, int64_t steps_done) {
   return state;
 }
 
-static void read_tensors(TrainStep& step, CheckpointReader& reader, bool moments) {
+// Calls take(parameter, kind, begin in the parameter, tensor) for each piece of this rank's state.
+static void for_each_tensor(
+    TrainStep& step, bool moments,
+    FunctionRef<void(const ParameterSpec&, TensorKind, int64_t begin, Tensor)> take) {
   const bool whole = step.options().shard.zero == 0;
   for (UnitState& unit : step.state().units()) {
     for (size_t s = 0; s < unit.segments.size(); ++s) {
@@ -69,24 +72,39 @@ static void read_tensors(TrainStep& step, CheckpointReader& reader, bool moments
       ShardState::for_each_piece(
           *unit.plan, static_cast<int>(s), part.state_begin, part.state_size,
           [&](const ParameterPlace& place, int64_t in_parameter, int64_t at, int64_t count) {
-            auto take = [&](TensorKind kind, const Tensor& tensor) {
-              reader.expect(place.spec->name, kind, place.spec->shape);
-              fill_from_host(tensor.flat(at, count), step.runner().stream(),
-                             [&](int64_t begin, Tensor out) {
-                               reader.read(place.spec->name, kind, in_parameter + begin, out);
-                             });
+            const auto give = [&](TensorKind kind, const Tensor& tensor) {
+              take(*place.spec, kind, in_parameter, tensor.flat(at, count));
             };
-            take(TensorKind::master, truth_of(part, whole));
+            give(TensorKind::master, truth_of(part, whole));
             if (!moments) return;
-            take(TensorKind::moment1, part.moment1);
-            take(TensorKind::moment2, part.moment2);
+            give(TensorKind::moment1, part.moment1);
+            give(TensorKind::moment2, part.moment2);
           });
     }
   }
 }
 
+static void read_tensors(TrainStep& step, CheckpointReader& reader, bool moments) {
+  // Another model is told before anything is overwritten.
+  for_each_tensor(step, moments,
+                  [&](const ParameterSpec& spec, TensorKind kind, int64_t, const Tensor&) {
+                    reader.expect(spec.name, kind, spec.shape);
+                  });
+  for_each_tensor(step, moments,
+                  [&](const ParameterSpec& spec, TensorKind kind, int64_t begin, Tensor out) {
+                    reader.read(spec.name, kind, begin, out);
+                  });
+}
+
 void restore_parameters(TrainStep& step, CheckpointReader& reader) {
   read_tensors(step, reader, false);
+}
+
+void restore_parameters(TrainStep& step, ParameterSource& source) {
+  for_each_tensor(step, false,
+                  [&](const ParameterSpec& spec, TensorKind, int64_t begin, Tensor out) {
+                    source.read(spec, begin, out);
+                  });
 }
 
 void restore(TrainStep& step, CheckpointReader& reader) {

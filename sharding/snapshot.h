@@ -22,4 +22,13 @@ void restore(TrainStep& step, CheckpointReader& reader);
 // Parameters only: for generation and fine-tuning. The same holds.
 void restore_parameters(TrainStep& step, CheckpointReader& reader);
 
+// Parameters that lie elsewhere than in a set.
+class ParameterSource {
+ public:
+  virtual ~ParameterSource() = default;
+  // out = elements [begin, begin + out.numel()) in model space, fp32 or bf16, on the host.
+  virtual void read(const ParameterSpec& spec, int64_t begin, Tensor out) = 0;
+};
+void restore_parameters(TrainStep& step, ParameterSource& source);
+
 }  // namespace shardrun

@@ -42,18 +42,6 @@ void check_comm(const Config& config) {
                    fmt::join(known, ", "), nearest_name(comm, known));
 }
 
-void check_init_from(const std::string& path) {
-  namespace fs = std::filesystem;
-  if (path.starts_with("hf:") || fs::exists(fs::path(path) / "config.json") ||
-      fs::exists(fs::path(path) / "model.safetensors") ||
-      fs::exists(fs::path(path) / "pytorch_model.bin")) {
-    throw UsageError(
-        "--init-from: {} is a Hugging Face folder; reading these is not built yet, "
-        "wanted a checkpoint of this program",
-        path);
-  }
-}
-
 }  // namespace
 
 int64_t parse_duration(const std::string& text) {
@@ -101,7 +89,6 @@ void validate(const Config& config) {
     throw UsageError("--tokenizer: got {}, wanted byte or gpt2:DIR", tokenizer);
   }
   if (config.has_max_time()) parse_duration(config.max_time());
-  if (config.has_init_from()) check_init_from(config.init_from());
   if (config.has_loss_scale_policy()) check_policy(config.loss_scale_policy());
   if (config.loss_scale_policy() == "static" && !config.has_loss_scale()) {
     throw UsageError(

@@ -59,8 +59,10 @@ std::unordered_map<char32_t, char> printable_bytes() {
 class Gpt2Tokenizer final : public Tokenizer {
  public:
   explicit Gpt2Tokenizer(const std::string& dir) {
-    read_vocabulary(dir + "/encoder.json");
-    read_merges(dir + "/vocab.bpe");
+    // Hugging Face has the same two files under other names.
+    const bool renamed = !std::ifstream(dir + "/encoder.json") && std::ifstream(dir + "/vocab.json");
+    read_vocabulary(dir + (renamed ? "/vocab.json" : "/encoder.json"));
+    read_merges(dir + (renamed ? "/merges.txt" : "/vocab.bpe"));
   }
 
   int64_t vocabulary() const override { return static_cast<int64_t>(bytes_.size()); }

@@ -25,7 +25,7 @@ class Tokenizer {
 };
 
 // "byte": the 256 byte values. "gpt2:DIR": byte-level BPE as published with GPT-2 (Radford et al.
-// 2019), from DIR/encoder.json and DIR/vocab.bpe. UsageError for another spec, NoInputError for
+// 2019), from DIR/encoder.json and DIR/vocab.bpe, or vocab.json and merges.txt. UsageError for another spec, NoInputError for
 // missing files, DataError for files that do not fit together.
 std::unique_ptr<Tokenizer> make_tokenizer(const std::string& spec);
 

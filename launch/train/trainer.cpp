@@ -62,6 +62,10 @@ Trainer::Trainer(const Config& given, RankContext& ranks)
   require_equal(ranks.comm, "the build", version());
   require_equal(ranks.comm, "the configuration", to_textproto(config_));
   agree(ranks.comm, [&] {
+    if (config_.has_init_from() && HuggingFaceFolder::is_one(config_.init_from())) {
+      hugging_face_.emplace(HuggingFaceFolder::open(config_.init_from()));
+      adopt_model(config_, given, hugging_face_->config());
+    }
     batch_ = resolve_batch(config_, ranks.comm.size());
     config_.set_micro_batch(batch_.micro_batch);
     config_.set_global_batch(batch_.global_batch);
@@ -184,11 +188,15 @@ void Trainer::resume() {
                      resumed_from_.c_str(), reader.state().numerics_key.c_str(),
                      numerics_key_.c_str());
       }
+    } else if (hugging_face_) {
+      hugging_face_->check(*model_);
+      restore_parameters(*step_, *hugging_face_);
     } else if (config_.has_init_from()) {
       CheckpointReader reader = CheckpointReader::open(config_.init_from());
       restore_parameters(*step_, reader);
     }
   });
+  hugging_face_.reset();
   step_->state().refresh_compute(true, device_.comm(), device_.stream());
 }
 
@@ -336,7 +344,7 @@ void Trainer::save(int64_t done) {
   last_saved_ = done;
   agree(ranks_.comm, [&] {
     if (ranks_.leads()) {
-      rotate_checkpoints(config_.out(), config_.keep_last(), config_.keep_every(), done);
+      rotate_checkpoints(config_.out(), config_.keep_last(), config_.keep_every(), "", done);
     }
   });
   if (progress_) progress_->message("saved " + folder);

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "launch/checkpoint/hugging_face.h"
 #include "launch/data/dataset.h"
 #include "launch/metrics/metrics.h"
 #include "launch/metrics/progress.h"
@@ -63,6 +64,7 @@ class Trainer {
   std::optional<Dataset> training_, validation_;
   std::optional<DatasetLeaves> leaves_;
   std::unique_ptr<Gpt> model_;
+  std::optional<HuggingFaceFolder> hugging_face_;  // --init-from, until it is read
   StepOptions options_;
   std::string numerics_key_;
   std::unique_ptr<TrainStep> step_;

@@ -3,9 +3,10 @@
 //
 //   manifest.pb        state; where each chunk lies, and its XXH3-64; last, the manifest's own
 //   manifest.txt       the same for people, never read
-//   data-00000.bin     chunks: [begin, end) of one tensor in model space, at most 64 MiB each
+//   data-00000.bin     chunks: [begin, end) of one tensor in model space, at most 4 MiB each
 //
 // in little endian. Ranks, stages and devices are not in it, so any of them loads any set.
+// OUT/checkpoints/latest is a link to the set written last, for people; nothing here reads it.
 //
 // [Note: commit] Everything is written in a dot folder beside the sets, each file and folder is
 // synced, all ranks agree, one rename makes it a set, the parent is synced. Whatever fails or dies
@@ -14,6 +15,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -22,6 +24,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "runtime/fault.h"
 #include "runtime/tensor.h"
 
 namespace shardrun {
@@ -30,14 +33,25 @@ enum class TensorKind : uint8_t { master, moment1, moment2, buffer };
 const char* name_of(TensorKind kind);
 
 // What one rank brings: elements [begin, begin + data.numel()) of a tensor in model space. `data`
-// is on the host, fp32 or, for a master in bf16-true, bf16. Pieces of all ranks together hold each
-// element of each (name, kind) once: what is replicated is brought by one rank.
+// is fp32 or, for a master in bf16-true, bf16; on the host, or wherever SaveOptions::source fetches
+// it from. Pieces of all ranks together hold each element of each (name, kind) once: what is
+// replicated is brought by one rank.
 struct CheckpointPiece {
   std::string name;
   TensorKind kind = TensorKind::master;
   Shape shape;  // of the whole tensor
   int64_t begin = 0;
   ConstTensor data;
+};
+
+// Brings pieces to the host, a block at a time: from a device, from another file.
+class PieceSource {
+ public:
+  virtual ~PieceSource() = default;
+  // Elements [begin, begin + count) of piece.data, at most 256 KiB, in `scratch` (as large) or
+  // elsewhere, until the next call. One thread at a time, not always the same.
+  virtual const std::byte* fetch(const CheckpointPiece& piece, int64_t begin, int64_t count,
+                                 std::byte* scratch) = 0;
 };
 
 // What is not a tensor. Numbers come back with the same bits.
@@ -55,7 +69,11 @@ struct CheckpointState {
   std::string numerics_key;
   std::string config_text;  // textproto
   std::string writer_version;
-  std::map<std::string, int64_t> data_position;  // empty: a function of `step`
+  // The samples of the run are one endless order; "sample" is the number of the next one. Empty in
+  // old sets: step x global batch.
+  std::map<std::string, int64_t> data_position;
+  std::string schedule;  // of the learning rate, as text; its place is applied_steps
+  std::string run;       // the run that wrote the set; rotation leaves others' sets alone
 
   friend bool operator==(const CheckpointState&, const CheckpointState&) = default;
 };
@@ -65,9 +83,15 @@ struct CheckpointState {
 // exchanged in one rename where the file system can, else the old one steps aside first.
 // On failure every rank throws the same error, that of the lowest failing rank with its number:
 // IoError for files, DataError where a master or moment is not finite, a tensor has a gap, an
-// overlap or two shapes.
+// overlap or two shapes. Memory: one block of the source's, whatever the size of the pieces.
+struct SaveOptions {
+  PieceSource* source = nullptr;       // null: pieces lie on the host
+  const Fault* fault = nullptr;        // runtime/fault.h lists the phases
+  std::function<void()> after_commit;  // on rank 0, once the set is on the disk: rotation
+};
 std::string save_checkpoint(const std::filesystem::path& out, const CheckpointState& state,
-                            std::span<const CheckpointPiece> mine, Communicator& comm);
+                            std::span<const CheckpointPiece> mine, Communicator& comm,
+                            const SaveOptions& options = {});
 
 // The complete set with the largest step below OUT/checkpoints. Complete: a sound manifest and each
 // data file there at its full size.
@@ -79,10 +103,19 @@ std::vector<std::filesystem::path> list_checkpoints(const std::filesystem::path&
 // One rank calls, after a save. Removes complete sets but the `keep_last` with the largest steps
 // (0: all stay) and those whose step is a multiple of `keep_every` (0: none more), and what broken
 // saves left. Steps above `current_step` (when given) are neither counted nor removed: a run
-// resumed from an older set must not lose what it just wrote. Sets that are not complete stay for a
-// person to look at. IoError where a set cannot be removed.
+// resumed from an older set must not lose what it just wrote. Sets whose state names another run
+// than `run`, and sets that are not complete, which stay for a person to look at, are not counted
+// either. IoError where a set cannot be removed.
 void rotate_checkpoints(const std::filesystem::path& out, int64_t keep_last, int64_t keep_every,
-                        int64_t current_step = -1);
+                        const std::string& run, int64_t current_step = -1);
+
+// Before a run's first step: rank 0 creates OUT/checkpoints; every rank creates, writes, syncs and
+// renames a file in it, looks for others' files, and all are removed. `bytes` is what a set will
+// take; where less is free that is an error now and not after the first hours. All ranks call.
+// `on_all_ranks` runs an action of which each rank may fail alone, with CannotCreateError, and goes
+// on when all are through.
+void probe_checkpoints(const std::filesystem::path& out, int64_t bytes, int rank, int ranks,
+                       FunctionRef<void(FunctionRef<void()>)> on_all_ranks);
 
 // Reads one set. Every size in the manifest is held against the files when opened; the bytes of a
 // chunk against its XXH3-64 the first time that it is touched. One thread.

@@ -56,7 +56,12 @@ OutputFile OutputFile::create(const std::filesystem::path& path) {
 
 void OutputFile::write(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
-    const ssize_t n = ::write(descriptor_, bytes.data(), std::min(bytes.size(), kMostInOneCall));
+    size_t most = std::min(bytes.size(), kMostInOneCall);
+    const FaultKind fault = std::exchange(fault_, FaultKind::none);
+    if (fault == FaultKind::short_write) most = (most + 1) / 2;
+    const bool full = fault == FaultKind::nospace;
+    const ssize_t n = full ? -1 : ::write(descriptor_, bytes.data(), most);
+    if (full) errno = ENOSPC;
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) {
       throw IoError("{}: cannot write after {} bytes: {}", path_.string(), bytes_,
@@ -139,6 +144,18 @@ void replace_folder(const std::filesystem::path& from, const std::filesystem::pa
   }
   sync_folder(to.parent_path());
   if (replaces) std::filesystem::remove_all(aside, error);
+}
+
+void point_latest(const std::filesystem::path& parent, const std::filesystem::path& name) {
+  const std::filesystem::path link = parent / "latest", fresh = parent / ".latest.tmp";
+  ::unlink(fresh.c_str());
+  if (::symlink(name.c_str(), fresh.c_str()) != 0) return;
+  if (::rename(fresh.c_str(), link.c_str()) != 0) {
+    const int cause = errno;
+    ::unlink(fresh.c_str());
+    throw IoError("{}: cannot replace: {}", link.string(), reason(cause));
+  }
+  sync_folder(parent);
 }
 
 void remove_tree(const std::filesystem::path& path) {

@@ -1,10 +1,13 @@
-// Files of a checkpoint, with every error named and everything synced. Used inside this folder.
+// Files of a checkpoint, with every error named and everything synced. Used by this folder and by
+// launch/checkpoint/.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <span>
+
+#include "runtime/fault.h"
 
 namespace shardrun {
 
@@ -36,10 +39,13 @@ class OutputFile : public FileHandle {
   void write(std::span<const std::byte> bytes);
   int64_t bytes() const { return bytes_; }  // written so far
   void finish();                            // on the disk, closed
+  // The next write meets what `kind` names, nospace or short_write, as if the system had answered so.
+  void fail_next(FaultKind kind) { fault_ = kind; }
 
  private:
   using FileHandle::FileHandle;
   int64_t bytes_ = 0;
+  FaultKind fault_ = FaultKind::none;
 };
 
 class InputFile : public FileHandle {
@@ -61,6 +67,10 @@ void sync_folder(const std::filesystem::path& path);
 
 // `from` takes the place of `to` in one rename, also where `to` exists; what was there is removed.
 void replace_folder(const std::filesystem::path& from, const std::filesystem::path& to);
+
+// parent/latest becomes a link to `name`, in one rename. Where the file system has no links there is
+// none.
+void point_latest(const std::filesystem::path& parent, const std::filesystem::path& name);
 
 void remove_tree(const std::filesystem::path& path);  // nothing there is fine
 

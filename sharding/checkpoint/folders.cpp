@@ -1,4 +1,6 @@
 // Which sets a run has: finding the newest complete one, and removing old ones.
+#include <sys/statvfs.h>
+
 #include <algorithm>
 
 #include "sharding/checkpoint/checkpoint.h"
@@ -83,7 +85,7 @@ std::vector<std::filesystem::path> list_checkpoints(const std::filesystem::path&
 }
 
 void rotate_checkpoints(const std::filesystem::path& out, int64_t keep_last, int64_t keep_every,
-                        int64_t current_step) {
+                        const std::string& run, int64_t current_step) {
   SHARDRUN_CHECK(keep_last >= 0 && keep_every >= 0, "got keep_last {}, keep_every {}", keep_last,
                  keep_every);
   const std::filesystem::path parent = out / "checkpoints";
@@ -92,13 +94,64 @@ void rotate_checkpoints(const std::filesystem::path& out, int64_t keep_last, int
   auto sets = named_sets(parent);
   std::erase_if(sets, [&](const auto& set) {
     return (current_step >= 0 && set.first > current_step) ||
-           std::filesystem::is_symlink(set.second) || !is_complete(set.second, set.first);
+           std::filesystem::is_symlink(set.second) || !is_complete(set.second, set.first) ||
+           read_manifest(set.second).state().run() != run;
   });
   const auto count = static_cast<int64_t>(sets.size());
   for (int64_t i = 0; i < count - keep_last; ++i) {
     const auto& [step, folder] = sets[static_cast<size_t>(i)];
     if (keep_every == 0 || step % keep_every != 0) remove_set(folder);
   }
+}
+
+void probe_checkpoints(const std::filesystem::path& out, int64_t bytes, int rank, int ranks,
+                       FunctionRef<void(FunctionRef<void()>)> on_all_ranks) {
+  const std::filesystem::path parent = out / "checkpoints";
+  const auto probe = [&](int r) { return parent / fmt::format(".probe.{}", r); };
+  const auto refuse = [&](const std::string& why) {
+    throw CannotCreateError("{}: checkpoints could not be saved here: {}", parent.string(), why);
+  };
+  on_all_ranks([&] {
+    if (rank != 0) return;
+    std::error_code error;
+    std::filesystem::create_directories(parent, error);
+    if (error) refuse(error.message());
+    struct statvfs status;
+    if (::statvfs(parent.c_str(), &status) != 0) return;  // cannot tell
+    const auto free = static_cast<double>(status.f_bavail) * static_cast<double>(status.f_frsize);
+    if (free < static_cast<double>(bytes)) {
+      refuse(fmt::format("a set takes {} bytes, {:.0f} are free", bytes, free));
+    }
+  });
+  on_all_ranks([&] {
+    try {
+      std::filesystem::path fresh = probe(rank);
+      fresh += ".tmp";
+      remove_tree(fresh);
+      remove_tree(probe(rank));
+      OutputFile file = OutputFile::create(fresh);
+      const std::vector<std::byte> content(4096);
+      file.write(content);
+      file.finish();
+      replace_folder(fresh, probe(rank));
+    } catch (const IoError& error) {
+      refuse(error.what());
+    }
+  });
+  on_all_ranks([&] {
+    for (const int r : {0, (rank + 1) % ranks}) {
+      std::error_code error;
+      if (!std::filesystem::exists(probe(r), error)) {
+        refuse(fmt::format("rank {} does not see the file of rank {}: not on a file system that all "
+                           "ranks share",
+                           rank, r));
+      }
+    }
+  });
+  on_all_ranks([&] {
+    std::error_code ignored;
+    std::filesystem::remove(probe(rank), ignored);
+  });
 }
 
 }  // namespace shardrun

@@ -64,11 +64,35 @@ void check_chunks(const checkpoint::Tensor& tensor, const checkpoint::Manifest& 
   }
 }
 
+// A field that this program does not know may change what the others mean.
+void check_known(const google::protobuf::Message& message) {
+  const google::protobuf::Reflection& reflection = *message.GetReflection();
+  const google::protobuf::UnknownFieldSet& unknown = reflection.GetUnknownFields(message);
+  if (!unknown.empty()) {
+    throw DataError("{} has an unknown key, number {}: written by a newer version of shardrun",
+                    message.GetDescriptor()->name(), unknown.field(0).number());
+  }
+  std::vector<const google::protobuf::FieldDescriptor*> fields;
+  reflection.ListFields(message, &fields);
+  for (const google::protobuf::FieldDescriptor* field : fields) {
+    if (field->cpp_type() != google::protobuf::FieldDescriptor::CPPTYPE_MESSAGE) continue;
+    if (!field->is_repeated()) {
+      check_known(reflection.GetMessage(message, field));
+      continue;
+    }
+    for (int i = 0; i < reflection.FieldSize(message, field); ++i) {
+      check_known(reflection.GetRepeatedMessage(message, field, i));
+    }
+  }
+}
+
 void check_manifest(const checkpoint::Manifest& manifest) {
   if (manifest.format() != kFormat) {
-    throw DataError("got format {}, wanted {}: written by another version", manifest.format(),
-                    kFormat);
+    throw DataError("got format {}, wanted {}: written by {} version of shardrun ({})",
+                    manifest.format(), kFormat, manifest.format() > kFormat ? "a newer" : "another",
+                    manifest.state().writer_version());
   }
+  check_known(manifest);
   for (const checkpoint::File& file : manifest.files()) {
     // Also keeps reads inside the folder.
     if (file.name().empty() || file.name()[0] == '.' ||
@@ -115,6 +139,8 @@ checkpoint::State to_message(const CheckpointState& state) {
   message.set_numerics_key(state.numerics_key);
   message.set_config_text(state.config_text);
   message.set_writer_version(state.writer_version);
+  message.set_schedule(state.schedule);
+  message.set_run(state.run);
   const auto add = [](auto* field, const auto& values) {
     for (const auto& [name, value] : values) {
       auto* entry = field->Add();
@@ -141,6 +167,8 @@ CheckpointState from_message(const checkpoint::State& message) {
   state.numerics_key = message.numerics_key();
   state.config_text = message.config_text();
   state.writer_version = message.writer_version();
+  state.schedule = message.schedule();
+  state.run = message.run();
   for (const auto& entry : message.scaler_counts())
     state.scaler_counts[entry.name()] = entry.value();
   for (const auto& entry : message.scaler_numbers()) {

@@ -190,16 +190,6 @@ TEST(Config, WrongInputIsAnsweredWithTheRightName) {
   expect_error(ExitCode::no_input, {"nowhere.json"}, [] { parse({"nowhere.json"}); });
 }
 
-TEST(Config, HuggingFaceFoldersAreNotReadYet) {
-  const auto dir = std::filesystem::temp_directory_path() / fmt::format("shardrun_hf_{}", getpid());
-  std::filesystem::create_directories(dir);
-  std::ofstream(dir / "config.json") << "{}";
-  expect_error(ExitCode::usage, {"Hugging Face", "not built"}, [&] {
-    parse({"--init-from", dir.string()});
-  });
-  std::filesystem::remove_all(dir);
-}
-
 TEST(Config, FlagsOverrideTheFileWhereverTheyStand) {
   const std::string file = temp_file("a.textproto", "steps: 7 precision: '16-mixed'\nlr: 0.25");
   const Config config = parse({"--steps", "9", file, "--bf16", "--steps=11"});

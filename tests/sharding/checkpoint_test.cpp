@@ -100,6 +100,8 @@ CheckpointState some_state(int64_t step) {
   state.config_text = "model: \"tiny\"\nlr: 0.001\n";
   state.writer_version = "0.1.0";
   state.data_position = {{"epoch", 2}, {"sample", 99}};
+  state.schedule = "cosine from 0.001";
+  state.run = "0123abcd";
   return state;
 }
 
@@ -167,7 +169,9 @@ bool contains(const std::string& text, const std::string& part) {
 
 std::vector<std::string> names_in(const fs::path& folder) {
   std::vector<std::string> names;
-  for (const auto& e : fs::directory_iterator(folder)) names.push_back(e.path().filename());
+  for (const auto& e : fs::directory_iterator(folder)) {
+    if (e.path().filename() != "latest") names.push_back(e.path().filename());
+  }
   std::sort(names.begin(), names.end());
   return names;
 }
@@ -190,6 +194,7 @@ TEST(Checkpoint, ComesBackFromAnyNumberOfRanksInAnyRange) {
     const fs::path folder = save(out, model, state, ranks, static_cast<uint32_t>(ranks));
     EXPECT_EQ(folder, out.path() / "checkpoints" / "step-00000100");
     EXPECT_TRUE(fs::exists(folder / "manifest.txt"));
+    EXPECT_EQ(fs::read_symlink(out.path() / "checkpoints" / "latest"), "step-00000100");
     auto reader = CheckpointReader::open(folder);
     EXPECT_EQ(reader.state(), state);
     EXPECT_EQ(std::bit_cast<uint64_t>(reader.state().scaler_numbers.at("odd")), 1u);
@@ -269,18 +274,18 @@ TEST(Checkpoint, HashOfPiecesDoesNotSeeHowBytesWereCut) {
 TEST(Checkpoint, LongTensorsAreCutIntoChunks) {
   Folder out;
   // One element more than a chunk holds.
-  std::vector<Entry> model{
-      entry("long", TensorKind::master, {(int64_t{16} << 20) + 1}, Dtype::fp32, 1)};
+  constexpr int64_t kChunk = int64_t{1} << 20;
+  std::vector<Entry> model{entry("long", TensorKind::master, {kChunk + 1}, Dtype::fp32, 1)};
   const fs::path folder = save(out, model, some_state(1));
   auto reader = CheckpointReader::open(folder);
-  const int64_t begin = (int64_t{16} << 20) - 2;
+  const int64_t begin = kChunk - 2;
   float got[3];
   reader.read("long", TensorKind::master, begin, Tensor(got, Dtype::fp32, {3}));
   EXPECT_EQ(std::memcmp(got, model[0].part(begin, 3).data(), sizeof(got)), 0);
   std::ifstream text(folder / "manifest.txt");
   const std::string content((std::istreambuf_iterator<char>(text)), {});
-  contains(content, "end: 16777216\n");
-  contains(content, "end: 16777217\n");
+  contains(content, "end: 1048576\n");
+  contains(content, "end: 1048577\n");
 }
 
 TEST(Checkpoint, ConvertsBetweenFp32AndBf16) {
@@ -569,14 +574,19 @@ TEST(Checkpoint, HashStaysWhatItIs) {
 
 TEST(Checkpoint, RotationKeepsTheLastAndEachSoMany) {
   const std::vector<Entry> model{entry("w", TensorKind::master, {3}, Dtype::fp32, 1)};
-  const auto steps_after = [&](int64_t keep_last, int64_t keep_every, int64_t current) {
+  const auto steps_after = [&](int64_t keep_last, int64_t keep_every, int64_t current,
+                               int64_t of_another_run = -1) {
     Folder out;
-    for (const int64_t step : {10, 20, 30, 40, 50}) save(out, model, some_state(step));
+    for (const int64_t step : {10, 20, 30, 40, 50}) {
+      CheckpointState state = some_state(step);
+      state.run = step == of_another_run ? "theirs" : "ours";
+      save(out, model, state);
+    }
     const fs::path parent = out.path() / "checkpoints";
     fs::create_directories(parent / ".step-00000060.tmp");
     fs::create_directories(parent / "step-00000005");
     fs::create_directories(parent / "mine");
-    rotate_checkpoints(out, keep_last, keep_every, current);
+    rotate_checkpoints(out, keep_last, keep_every, "ours", current);
     EXPECT_FALSE(fs::exists(parent / ".step-00000060.tmp"));
     EXPECT_TRUE(fs::exists(parent / "step-00000005"));
     EXPECT_TRUE(fs::exists(parent / "mine"));
@@ -592,6 +602,8 @@ TEST(Checkpoint, RotationKeepsTheLastAndEachSoMany) {
   EXPECT_EQ(steps_after(1, 20, -1), (Steps{20, 40, 50}));
   EXPECT_EQ(steps_after(9, 0, -1), (Steps{10, 20, 30, 40, 50}));
   EXPECT_EQ(steps_after(1, 0, 30), (Steps{30, 40, 50}));
+  EXPECT_EQ(steps_after(2, 0, -1, 20), (Steps{20, 40, 50}));
+  EXPECT_EQ(steps_after(2, 0, -1, 50), (Steps{30, 40, 50}));
 }
 
 }  // namespace
