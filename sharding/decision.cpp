@@ -20,12 +20,14 @@ static StepRecord combine(const StepRecord& mine, Communicator& comm) {
   comm.all_gather_bytes(std::as_writable_bytes(std::span(all)),
                         std::as_bytes(std::span(&mine, 1)));
   StepRecord sum;
+  sum.writer_quiet = 1;
   for (const StepRecord& record : all) {
     if (record.overflow.before(sum.overflow)) sum.overflow = record.overflow;
     sum.squares.add(record.squares);
     sum.loss.add(record.loss);
     sum.valid += record.valid;
     sum.stop |= record.stop;
+    sum.writer_quiet &= record.writer_quiet;
   }
   return sum;
 }
@@ -36,6 +38,7 @@ Decision decide(const StepRecord& mine, double loss_scale, double leaf_nominal, 
   Decision decision;
   decision.valid = sum.valid;
   decision.stop = sum.stop != 0;
+  decision.writers_quiet = sum.writer_quiet != 0;
   decision.overflow = sum.overflow;
   if (sum.valid > 0) {
     const double mean = leaf_nominal / (static_cast<double>(sum.valid) * loss_scale);

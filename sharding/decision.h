@@ -29,6 +29,7 @@ struct StepRecord {
   ExactSum loss;     // sums over valid items of its leaves
   int64_t valid = 0;
   int64_t stop = 0;  // a signal or a deadline asks to stop after this step
+  int64_t writer_quiet = 0;  // this rank's background save can go no further alone
 };
 
 enum class Outcome : uint8_t { apply, overflow, empty };
@@ -40,6 +41,7 @@ struct Decision {
   double gradient_factor = 0;  // leaf_nominal / (valid x loss scale) x clip
   int64_t valid = 0;
   bool stop = false;
+  bool writers_quiet = false;  // on every rank
   Overflow overflow;
 
   bool apply() const { return outcome == Outcome::apply; }

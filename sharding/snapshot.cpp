@@ -12,6 +12,11 @@ Tensor truth_of(const SegmentState& part, bool whole) {
   return whole ? part.compute_full : part.compute_slice;
 }
 
+// Pieces lie at addresses that any dtype may have.
+size_t padded_bytes(const CheckpointPiece& piece) {
+  return (piece.data.bytes() + 63) / 64 * 64;
+}
+
 }  // namespace
 
 std::vector<CheckpointPiece> pieces_of(TrainStep& step) {
@@ -37,6 +42,31 @@ std::vector<CheckpointPiece> pieces_of(TrainStep& step) {
           });
     }
   }
+  return pieces;
+}
+
+StateCopy::StateCopy(TrainStep& step, Memory& memory, Device* device) {
+  for (const CheckpointPiece& piece : pieces_of(step)) bytes_ += padded_bytes(piece);
+  if (device != nullptr) return;
+  owned_ = allocate_tensor(memory, Dtype::uint8, {static_cast<int64_t>(bytes_)}, "save snapshot");
+  data_ = static_cast<std::byte*>(owned_.tensor.data());
+}
+
+std::vector<CheckpointPiece> StateCopy::take(TrainStep& step, Stream& stream) {
+  if (stream.device() != nullptr && data_ == nullptr) {
+    pinned_ = HostBuffer(stream.device(), bytes_, "save snapshot");
+    data_ = pinned_.data();
+  }
+  std::vector<CheckpointPiece> pieces = pieces_of(step);
+  std::byte* to = data_;
+  for (CheckpointPiece& piece : pieces) {
+    const size_t bytes = padded_bytes(piece);
+    SHARDRUN_CHECK(to + bytes <= data_ + bytes_, "the snapshot has {} bytes", bytes_);
+    copy_to_host(to, piece.data, stream);
+    piece.data = ConstTensor(to, piece.data.dtype(), piece.data.shape());
+    to += bytes;
+  }
+  stream.synchronize();
   return pieces;
 }
 
@@ -84,12 +114,15 @@ static void for_each_tensor(
   }
 }
 
-static void read_tensors(TrainStep& step, CheckpointReader& reader, bool moments) {
-  // Another model is told before anything is overwritten.
+void check_holds(TrainStep& step, const CheckpointReader& reader, bool moments) {
   for_each_tensor(step, moments,
                   [&](const ParameterSpec& spec, TensorKind kind, int64_t, const Tensor&) {
                     reader.expect(spec.name, kind, spec.shape);
                   });
+}
+
+static void read_tensors(TrainStep& step, CheckpointReader& reader, bool moments) {
+  check_holds(step, reader, moments);  // before anything is overwritten
   for_each_tensor(step, moments,
                   [&](const ParameterSpec& spec, TensorKind kind, int64_t begin, Tensor out) {
                     reader.read(spec.name, kind, begin, out);
@@ -132,6 +165,18 @@ void restore(TrainStep& step, CheckpointReader& reader) {
     state.last_overflow = count("last_overflow");
     state.consecutive_skips = count("consecutive_skips");
     state.total_skips = count("total_skips");
+    if (saved.scaler_counts.size() != 6 || saved.scaler_numbers.size() != 1) {
+      const CheckpointState known = state_of(step, 0);
+      const auto refuse_unknown = [&](const auto& found, const auto& wanted) {
+        for (const auto& [key, value] : found) {
+          if (wanted.contains(key)) continue;
+          throw DataError("{}: the scaler state has an unknown key `{}`: written by a newer version",
+                          reader.folder().string(), key);
+        }
+      };
+      refuse_unknown(saved.scaler_counts, known.scaler_counts);
+      refuse_unknown(saved.scaler_numbers, known.scaler_numbers);
+    }
     step.scaler().restore(state);
   }
 }

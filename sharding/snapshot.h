@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "runtime/device.h"
 #include "sharding/checkpoint/checkpoint.h"
 #include "sharding/train_step.h"
 
@@ -12,8 +13,28 @@ namespace shardrun {
 // Master (or bf16 parameter) and moments of the slices that this rank owns. They point into `step`.
 std::vector<CheckpointPiece> pieces_of(TrainStep& step);
 
+// Room for a copy of those pieces, so that a save can go on while the step changes them. It is
+// persistent memory under the label "save snapshot"; where there is a device, pinned memory of the
+// host, made when first needed.
+class StateCopy {
+ public:
+  StateCopy(TrainStep& step, Memory& memory, Device* device);
+  // Copies now; the pieces point into the copy. The host waits for the device.
+  std::vector<CheckpointPiece> take(TrainStep& step, Stream& stream);
+  size_t bytes() const { return bytes_; }
+
+ private:
+  size_t bytes_ = 0;
+  OwnedTensor owned_;
+  HostBuffer pinned_;
+  std::byte* data_ = nullptr;
+};
+
 // Counters and scaler; the caller adds seed, config, tokens and names.
 CheckpointState state_of(const TrainStep& step, int64_t steps_done);
+
+// DataError unless the set holds this model: names and shapes.
+void check_holds(TrainStep& step, const CheckpointReader& reader, bool moments);
 
 // Masters, moments, counters, scaler. No communication: each rank may fail alone; once all are through,
 // they call ShardState::refresh_compute(true, ...). DataError where the set does not hold this model.

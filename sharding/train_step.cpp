@@ -66,11 +66,13 @@ void TrainStep::initialize() {
   memory_.end();
 }
 
-StepReport TrainStep::operator()(int64_t step, double lr, LeafSource& source, bool stop_request) {
+StepReport TrainStep::operator()(int64_t step, double lr, LeafSource& source, bool stop_request,
+                                 bool writer_quiet) {
   StepReport report;
   report.loss_scale = scaler_.scale();
   StepRecord record;
   record.stop = stop_request;
+  record.writer_quiet = writer_quiet;
   runner_->begin_step();
   tally_.begin();
   const float seed = static_cast<float>(scaler_.scale() / leaf_nominal_);

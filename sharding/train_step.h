@@ -54,7 +54,9 @@ class TrainStep {
 
   void initialize();
   // Step number `step` counts global batches from 0; lr of this update.
-  StepReport operator()(int64_t step, double lr, LeafSource& source, bool stop_request = false);
+  // What this rank asks for and tells travels in the decision.
+  StepReport operator()(int64_t step, double lr, LeafSource& source, bool stop_request = false,
+                        bool writer_quiet = false);
   // Mean loss over evaluation leaves [0, leaves).
   Evaluation evaluate(int64_t leaves, LeafSource& source);
   // Logits of one batch, fp32 [B, T, vocabulary], for every rank alike. Both on the host.

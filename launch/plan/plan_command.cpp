@@ -8,6 +8,7 @@
 #include "launch/commands.h"
 #include "launch/data/tokenizer.h"
 #include "launch/train/job.h"
+#include "launch/train/saver.h"
 
 namespace shardrun {
 namespace {
@@ -52,6 +53,8 @@ int run_plan(const std::vector<std::string>& words) {
   const size_t pinned = config.comm() == "staged" ? staged_host_bytes(world) : 0;
   NoLeaves leaves;
   TrainStep step(model, options, scaler_policy(config), *comm, recorder, stream);
+  std::optional<StateCopy> copy;
+  if (saves_beside_training(config)) copy.emplace(step, recorder, nullptr);
   step.initialize();
   const WorkCount before = stream.work();
   const Traffic traffic_before = comm->traffic();

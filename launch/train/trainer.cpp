@@ -2,7 +2,9 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 
@@ -29,11 +31,22 @@ DatasetLeaves::DatasetLeaves(const Dataset& training, const Dataset& validation,
 
 void DatasetLeaves::training_leaf(int64_t step, int64_t leaf, Tensor tokens, Tensor targets) {
   const size_t length = static_cast<size_t>(training_.seq_len());
-  const int64_t first = first_sample(one_batch_ ? 0 : step, global_batch_, leaf, micro_batch_);
+  const int64_t first =
+      next_sample(one_batch_ ? 0 : step) + first_sample(0, global_batch_, leaf, micro_batch_);
   for (int64_t row = 0; row < micro_batch_; ++row) {
     training_.fill(first + row, {tokens.as<int32_t>() + row * length, length},
                    {targets.as<int32_t>() + row * length, length});
   }
+}
+
+void DatasetLeaves::go_on(int64_t step, int64_t sample) {
+  from_step_ = step;
+  from_sample_ = sample;
+}
+
+int64_t DatasetLeaves::next_sample(int64_t step) const {
+  if (one_batch_) return 0;
+  return from_sample_ + (step - from_step_) * global_batch_;
 }
 
 int64_t DatasetLeaves::evaluation_leaves() const {
@@ -62,6 +75,8 @@ Trainer::Trainer(const Config& given, RankContext& ranks)
   require_equal(ranks.comm, "the build", version());
   require_equal(ranks.comm, "the configuration", to_textproto(config_));
   agree(ranks.comm, [&] {
+    const char* fault = std::getenv("SHARDRUN_FAULT");
+    fault_ = Fault::parse(fault ? fault : "");
     if (config_.has_init_from() && HuggingFaceFolder::is_one(config_.init_from())) {
       hugging_face_.emplace(HuggingFaceFolder::open(config_.init_from()));
       adopt_model(config_, given, hugging_face_->config());
@@ -75,6 +90,11 @@ Trainer::Trainer(const Config& given, RankContext& ranks)
   agree(ranks.comm, [&] { make_step(); });
   require_equal(ranks.comm, "the numerics key", numerics_key_);
   resume();
+  if (!config_.dry_run()) {
+    probe_checkpoints(config_.out(), set_bytes(*model_, options_), ranks.comm.rank(),
+                      ranks.comm.size(),
+                      [&](FunctionRef<void()> action) { agree(ranks.comm, action); });
+  }
   agree(ranks.comm, [&] { open_out(); });
   print_header();
   let_signals_ask_to_stop();
@@ -101,8 +121,10 @@ void Trainer::open_data() {
   model_ = std::make_unique<Gpt>(gpt);
 }
 
-void Trainer::check_out() const {
+void Trainer::check_out() {
   if (config_.dry_run() || !ranks_.leads()) return;
+  folder_.emplace(config_.out());
+  folder_->hold();
   if (config_.resume() == "no" && newest_checkpoint(config_.out())) {
     throw ConfigError(
         "--resume no: {} holds checkpoints of an earlier run; continue it with --resume auto, or "
@@ -127,6 +149,8 @@ void Trainer::open_out() {
     throw CannotCreateError("--out {}: cannot create or write the folder ({})", out.string(),
                             error ? error.message() : "not writable");
   }
+  const fs::path from = fs::path(resumed_from_).parent_path();
+  folder_->sign(!resumed_from_.empty() && fs::equivalent(from, out / "checkpoints", error));
   write_file(out / "config.textproto", to_textproto(config_));
   write_file(out / "env.json", environment_json(ranks_, device_, numerics_key_));
   metrics_ = std::make_unique<MetricsWriter>((out / "metrics.jsonl").string(), first_step_);
@@ -146,58 +170,136 @@ void Trainer::make_step() {
                                      .min_lr = min_lr,
                                      .warmup = config_.warmup(),
                                      .steps = config_.steps()});
+  schedule_text_ = fmt::format("{} lr={} min-lr={} warmup={} steps={}", config_.schedule(),
+                               config_.lr(), min_lr, config_.warmup(), config_.steps());
   const std::string policy = scaler_policy(config_);
   device_.require(options_.shard.precision);
+  Device* gpu = device_.stream().device();
   device_.plan_memory(ranks_, options_.micro_batch,
                       [&](int64_t micro_batch, Communicator& comm, Memory& memory, Stream& stream) {
                         StepOptions options = options_;
                         options.micro_batch = micro_batch;
                         options.global_batch = micro_batch * batch_.leaves;
                         TrainStep rehearsal(*model_, options, policy, comm, memory, stream);
+                        std::optional<StateCopy> copy;
+                        if (saves_beside_training(config_)) copy.emplace(rehearsal, memory, gpu);
                         rehearsal.initialize();
                         rehearsal(0, config_.lr(), *leaves_);
                         rehearsal.evaluate(1, *leaves_);
                       });
   step_ = std::make_unique<TrainStep>(*model_, options_, policy, device_.comm(), device_.memory(),
                                       device_.stream());
+  if (saves_beside_training(config_)) {
+    copy_.emplace(*step_, device_.memory(), gpu);
+  }
+  saver_.emplace(config_, ranks_, *step_, copy_ ? &*copy_ : nullptr, device_.stream(), fault_);
 }
 
+// [Note: what is resumed] auto takes the newest set that is sound. Damage shows when a set is opened, or
+// when a rank reads the chunks of its shard, of which all ranks together read every one; then the next
+// older set is tried, and a line says so. Where there were sets and none is sound the run stops: it
+// would start from zero over what is there.
 void Trainer::resume() {
-  std::optional<fs::path> from;
-  agree(ranks_.comm, [&] {
-    if (config_.dry_run() || config_.resume() == "no") return;
-    if (config_.resume() == "auto") {
-      from = newest_checkpoint(config_.out());
+  std::vector<fs::path> sets;
+  const bool automatic = config_.resume() == "auto";
+  if (!config_.dry_run() && config_.resume() != "no") {
+    if (automatic) {
+      sets = named_checkpoints(config_.out());
+      std::reverse(sets.begin(), sets.end());
     } else {
-      from = config_.resume();
+      sets.push_back(config_.resume());
     }
-  });
-  require_equal(ranks_.comm, "the checkpoint to resume from", from ? from->string() : "");
+  }
+  std::string names;
+  for (const fs::path& set : sets) names += set.string() + "\n";
+  require_equal(ranks_.comm, "the list of checkpoints", names);
   step_->initialize();
+  bool resumed = false;
+  for (const fs::path& set : sets) {
+    resumed = resume_from(set, automatic);
+    if (resumed) break;
+  }
   agree(ranks_.comm, [&] {
-    if (from) {
-      CheckpointReader reader = CheckpointReader::open(*from);
-      restore(*step_, reader);
-      first_step_ = reader.state().step;
-      last_saved_ = first_step_;
-      resumed_from_ = reader.folder().string();
-      if (ranks_.leads() && reader.state().numerics_key != numerics_key_) {
-        std::fprintf(stderr,
-                     "warning: %s was written with other numerics; the run goes on, its bits differ "
-                     "from an undisturbed one\n  then: %s\n  now:  %s\n",
-                     resumed_from_.c_str(), reader.state().numerics_key.c_str(),
-                     numerics_key_.c_str());
-      }
-    } else if (hugging_face_) {
-      hugging_face_->check(*model_);
-      restore_parameters(*step_, *hugging_face_);
-    } else if (config_.has_init_from()) {
-      CheckpointReader reader = CheckpointReader::open(config_.init_from());
-      restore_parameters(*step_, reader);
-    }
+    if (resumed || config_.dry_run() || !automatic) return;
+    const std::string latest = latest_name(config_.out());
+    if (sets.empty() && latest.empty()) return;
+    throw DataError(
+        "--resume auto: {}: {}, and the run is not begun anew over what is there; choose another "
+        "--out, or remove the folder to start from zero",
+        (fs::path(config_.out()) / "checkpoints").string(),
+        sets.empty() ? "the set that `latest` names, " + latest + ", is gone"
+                     : fmt::format("none of {} checkpoints is sound", sets.size()));
   });
+  if (!resumed) {
+    agree(ranks_.comm, [&] {
+      if (hugging_face_) {
+        hugging_face_->check(*model_);
+        restore_parameters(*step_, *hugging_face_);
+      } else if (config_.has_init_from()) {
+        CheckpointReader reader = CheckpointReader::open(config_.init_from());
+        restore_parameters(*step_, reader);
+      }
+    });
+  }
   hugging_face_.reset();
   step_->state().refresh_compute(true, device_.comm(), device_.stream());
+}
+
+bool Trainer::resume_from(const fs::path& set, bool may_be_damaged) {
+  std::optional<CheckpointReader> reader;
+  const auto attempt = [&](FunctionRef<void()> action) {
+    try {
+      agree(ranks_.comm, action);
+      return true;
+    } catch (const AgreedError& error) {
+      const bool damaged = error.code() == ExitCode::data || error.code() == ExitCode::no_input;
+      if (!may_be_damaged || !damaged) throw;
+      if (error.prints()) {
+        std::fprintf(stderr, "warning: %s is not sound and is left alone: %s\n", set.c_str(),
+                     error.what());
+      }
+      return false;
+    }
+  };
+  if (!attempt([&] { reader.emplace(CheckpointReader::open(set)); })) return false;
+  // A sound set of something else is not damage: there is nothing older to look for.
+  agree(ranks_.comm, [&] { check_holds(*step_, *reader, true); });
+  if (!attempt([&] { restore(*step_, *reader); })) return false;
+  agree(ranks_.comm, [&] { take_state(*reader); });
+  return true;
+}
+
+void Trainer::take_state(const CheckpointReader& reader) {
+  const CheckpointState& saved = reader.state();
+  first_step_ = saved.step;
+  first_tokens_ = saved.tokens;
+  last_saved_ = first_step_;
+  resumed_from_ = reader.folder().string();
+  int64_t sample = saved.step * batch_.global_batch;  // what old sets mean
+  int64_t samples = training_->samples_per_epoch();
+  for (const auto& [key, value] : saved.data_position) {
+    if (key == "sample") {
+      sample = value;
+    } else if (key == "samples_per_epoch") {
+      samples = value;
+    } else {
+      throw DataError("{}: the data position has an unknown key `{}`: written by a newer version",
+                      resumed_from_, key);
+    }
+  }
+  leaves_->go_on(saved.step, sample);
+  if (!ranks_.leads()) return;
+  const auto warn = [&](const char* what, const std::string& then, const std::string& now) {
+    if (then == now) return;
+    std::fprintf(stderr, "warning: %s was written with %s\n  then: %s\n  now:  %s\n",
+                 resumed_from_.c_str(), what, then.c_str(), now.c_str());
+  };
+  warn("other numerics; the run goes on, its bits differ from an undisturbed one",
+       saved.numerics_key, numerics_key_);
+  if (!saved.schedule.empty()) warn("another schedule", saved.schedule, schedule_text_);
+  warn("data of another length; samples come again or are left out",
+       fmt::format("{} samples an epoch", samples),
+       fmt::format("{} samples an epoch", training_->samples_per_epoch()));
 }
 
 void Trainer::print_header() const {
@@ -254,7 +356,10 @@ int Trainer::run() {
     if (tensorboard_) tensorboard_->write(metrics);
     if (progress_) progress_->step(metrics);
     const bool saves = config_.save_every() > 0 && done % config_.save_every() == 0;
-    if (!config_.dry_run() && (saves || done == last || stopped)) save(done);
+    const bool ends = done == last || stopped;
+    if (writers_quiet_ && saver_->busy()) saver_->advance();
+    if (!config_.dry_run() && (saves || ends)) save(done, ends);
+    tell_of_saves();
   }
   report();
   if (stopped && done < last && progress_) {
@@ -275,9 +380,10 @@ StepMetrics Trainer::train_one(int64_t done) {
   const auto begin = Clock::now();
   StepMetrics metrics;
   metrics.lr = schedule_->lr(step_->applied_steps());
-  const StepReport report = (*step_)(done, metrics.lr, *leaves_, should_stop());
+  const StepReport report = (*step_)(done, metrics.lr, *leaves_, should_stop(), saver_->quiet());
   const std::chrono::duration<double, std::milli> spent = Clock::now() - begin;
   step_stops_ = report.decision.stop;
+  writers_quiet_ = report.decision.writers_quiet;
 
   const int64_t step_tokens = batch_.global_batch * options_.seq_len;
   metrics.step = done + 1;
@@ -286,7 +392,7 @@ StepMetrics Trainer::train_one(int64_t done) {
   metrics.grad_norm = report.decision.norm;
   metrics.loss_scale = report.loss_scale;
   metrics.skipped = !report.decision.apply();
-  metrics.tokens = metrics.step * step_tokens;
+  metrics.tokens = first_tokens_ + (metrics.step - first_step_) * step_tokens;
   metrics.step_ms = spent.count();
   metrics.tokens_per_s = static_cast<double>(step_tokens) / (spent.count() / 1000);
   metrics.mem_bytes = static_cast<int64_t>(device_.plan().arena_bytes());
@@ -327,27 +433,29 @@ void Trainer::evaluate(StepMetrics& metrics) {
   }
 }
 
-void Trainer::save(int64_t done) {
-  if (done == last_saved_) return;
+void Trainer::save(int64_t done, bool last) {
+  if (done == last_saved_) {
+    if (last) saver_->finish();
+    return;
+  }
   CheckpointState state = state_of(*step_, done);
-  state.tokens = done * batch_.global_batch * options_.seq_len;
+  state.tokens =
+      first_tokens_ + (done - first_step_) * batch_.global_batch * options_.seq_len;
   state.numerics_key = numerics_key_;
   state.config_text = to_textproto(config_);
   state.writer_version = version();
-  std::vector<CheckpointPiece> pieces = pieces_of(*step_);
-  std::vector<HostView> on_host;
-  for (CheckpointPiece& piece : pieces) {
-    on_host.emplace_back(piece.data, device_.stream());
-    piece.data = {on_host.back().data(), piece.data.dtype(), piece.data.shape()};
-  }
-  const std::string folder = save_checkpoint(config_.out(), state, pieces, ranks_.comm);
+  state.schedule = schedule_text_;
+  state.data_position = {{"sample", leaves_->next_sample(done)},
+                         {"samples_per_epoch", training_->samples_per_epoch()}};
+  if (folder_) state.run = folder_->run();
+  saver_->save(state, last);
   last_saved_ = done;
-  agree(ranks_.comm, [&] {
-    if (ranks_.leads()) {
-      rotate_checkpoints(config_.out(), config_.keep_last(), config_.keep_every(), "", done);
-    }
-  });
-  if (progress_) progress_->message("saved " + folder);
+}
+
+void Trainer::tell_of_saves() {
+  for (const std::string& message : saver_->messages()) {
+    if (progress_) progress_->message(message);
+  }
 }
 
 // The checkpoint is written: a page that fails is no failure of the run.

@@ -13,6 +13,8 @@
 #include "launch/metrics/tensorboard.h"
 #include "launch/train/job.h"
 #include "launch/train/rank_device.h"
+#include "launch/train/run_folder.h"
+#include "launch/train/saver.h"
 #include "sharding/schedule.h"
 #include "sharding/snapshot.h"
 
@@ -27,11 +29,17 @@ class DatasetLeaves : public LeafSource {
   void evaluation_leaf(int64_t leaf, Tensor tokens, Tensor targets) override;
   int64_t evaluation_leaves() const;  // that cover the whole validation part
 
+  // From `step` on, samples follow from number `sample`: a run that goes on with another global batch
+  // goes on in the order where it was.
+  void go_on(int64_t step, int64_t sample);
+  int64_t next_sample(int64_t step) const;  // the first that step `step` takes
+
  private:
   const Dataset& training_;
   const Dataset& validation_;
   int64_t global_batch_, micro_batch_;
   bool one_batch_;
+  int64_t from_step_ = 0, from_sample_ = 0;
 };
 
 class Trainer {
@@ -43,14 +51,17 @@ class Trainer {
 
  private:
   void open_data();
-  void check_out() const;
+  void check_out();
   void open_out();
   void make_step();
   void resume();
+  bool resume_from(const std::filesystem::path& set, bool may_be_damaged);
+  void take_state(const CheckpointReader& reader);
   void print_header() const;
   StepMetrics train_one(int64_t done);
   void evaluate(StepMetrics& metrics);
-  void save(int64_t done);
+  void save(int64_t done, bool last);
+  void tell_of_saves();
   void report() const;
   void handle_skip(const StepReport& report, int64_t done);
   bool should_stop() const;
@@ -66,15 +77,21 @@ class Trainer {
   std::unique_ptr<Gpt> model_;
   std::optional<HuggingFaceFolder> hugging_face_;  // --init-from, until it is read
   StepOptions options_;
-  std::string numerics_key_;
+  std::string numerics_key_, schedule_text_;
   std::unique_ptr<TrainStep> step_;
+  std::optional<StateCopy> copy_;  // for saves beside training
+  Fault fault_;
+  std::optional<RunFolder> folder_;  // of the first rank
+  std::optional<Saver> saver_;
   std::optional<Schedule> schedule_;
   std::unique_ptr<MetricsWriter> metrics_;
   std::unique_ptr<TensorBoardWriter> tensorboard_;
   std::unique_ptr<Progress> progress_;
-  int64_t first_step_ = 0;  // done before this run
+  int64_t first_step_ = 0;    // done before this run
+  int64_t first_tokens_ = 0;  // and these tokens
   int64_t last_saved_ = -1;
   bool step_stops_ = false;  // the last step's decision: stop after it
+  bool writers_quiet_ = false;  // and that every rank's background save waits
   std::string resumed_from_;
   std::chrono::steady_clock::time_point started_;
 };

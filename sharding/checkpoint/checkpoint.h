@@ -93,9 +93,42 @@ std::string save_checkpoint(const std::filesystem::path& out, const CheckpointSt
                             std::span<const CheckpointPiece> mine, Communicator& comm,
                             const SaveOptions& options = {});
 
+// The same beside training. All ranks make it at the same step boundary, the next one once this one
+// is through; `pieces` must stay as they are until then. [Note: who talks] in background.cpp.
+class BackgroundSave {
+ public:
+  // Throws what save_checkpoint throws before a byte is written.
+  BackgroundSave(const std::filesystem::path& out, const CheckpointState& state,
+                 std::vector<CheckpointPiece> pieces, Communicator& comm,
+                 const SaveOptions& options = {});
+  ~BackgroundSave();  // waits for this rank's writer; a set that is not committed goes
+
+  // This rank's writer has nothing to do until the others are as far.
+  bool quiet() const;
+  // All ranks call, at a step boundary, best once all are quiet: it waits for this rank's writer.
+  // True: the set is committed. Throws what save_checkpoint throws, the same on all ranks.
+  bool advance();
+  void wait() {
+    while (!advance()) {
+    }
+  }
+  double seconds() const;  // that this rank's writer was at work, once quiet
+  const std::filesystem::path& folder() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
 // The complete set with the largest step below OUT/checkpoints. Complete: a sound manifest and each
 // data file there at its full size.
 std::optional<std::filesystem::path> newest_checkpoint(const std::filesystem::path& out);
+
+// Every folder there that is named like a set, by rising step; complete or not, to be tried.
+std::vector<std::filesystem::path> named_checkpoints(const std::filesystem::path& out);
+
+// What OUT/checkpoints/latest names, there or not; "" without one.
+std::string latest_name(const std::filesystem::path& out);
 
 // Complete sets below OUT/checkpoints by rising step.
 std::vector<std::filesystem::path> list_checkpoints(const std::filesystem::path& out);

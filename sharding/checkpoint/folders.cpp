@@ -76,6 +76,18 @@ std::optional<std::filesystem::path> newest_checkpoint(const std::filesystem::pa
   return std::nullopt;
 }
 
+std::vector<std::filesystem::path> named_checkpoints(const std::filesystem::path& out) {
+  std::vector<std::filesystem::path> folders;
+  for (const auto& [step, folder] : named_sets(out / "checkpoints")) folders.push_back(folder);
+  return folders;
+}
+
+std::string latest_name(const std::filesystem::path& out) {
+  std::error_code error;
+  const auto name = std::filesystem::read_symlink(out / "checkpoints" / "latest", error);
+  return error ? "" : name.string();
+}
+
 std::vector<std::filesystem::path> list_checkpoints(const std::filesystem::path& out) {
   std::vector<std::filesystem::path> complete;
   for (const auto& [step, folder] : named_sets(out / "checkpoints")) {
@@ -114,14 +126,19 @@ void probe_checkpoints(const std::filesystem::path& out, int64_t bytes, int rank
   on_all_ranks([&] {
     if (rank != 0) return;
     std::error_code error;
-    std::filesystem::create_directories(parent, error);
-    if (error) refuse(error.message());
+    // Before anything is made: a run that is refused leaves nothing behind.
+    std::filesystem::path there = std::filesystem::absolute(parent, error);
+    while (!std::filesystem::exists(there, error) && there.has_relative_path()) {
+      there = there.parent_path();
+    }
     struct statvfs status;
-    if (::statvfs(parent.c_str(), &status) != 0) return;  // cannot tell
-    const auto free = static_cast<double>(status.f_bavail) * static_cast<double>(status.f_frsize);
-    if (free < static_cast<double>(bytes)) {
+    const bool told = ::statvfs(there.c_str(), &status) == 0;
+    const double free = static_cast<double>(status.f_bavail) * static_cast<double>(status.f_frsize);
+    if (told && status.f_blocks > 0 && free < static_cast<double>(bytes)) {
       refuse(fmt::format("a set takes {} bytes, {:.0f} are free", bytes, free));
     }
+    std::filesystem::create_directories(parent, error);
+    if (error) refuse(error.message());
   });
   on_all_ranks([&] {
     try {

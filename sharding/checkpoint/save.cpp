@@ -10,7 +10,6 @@
 #include <cstring>
 #include <exception>
 #include <map>
-#include <thread>
 #include <utility>
 
 #include "sharding/checkpoint/file.h"

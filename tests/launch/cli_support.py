@@ -91,7 +91,7 @@ def write_text(name, words=6000, seed=1):
 
 def picture(folder=WORK):
   """Every path below `folder` with its content and its time of change."""
-  return {str(path.relative_to(folder)): (path.stat().st_mtime_ns,
+  return {str(path.relative_to(folder)): (path.lstat().st_mtime_ns,
                                           path.read_bytes() if path.is_file() else None)
           for path in folder.rglob("*")}
 

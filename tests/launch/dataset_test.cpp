@@ -12,6 +12,7 @@
 #include <set>
 
 #include "kernels/loss.h"
+#include "launch/train/trainer.h"
 #include "runtime/random.h"
 #include "tests/launch/data_files.h"
 #include "tests/launch/expect_error.h"
@@ -192,6 +193,37 @@ TEST(Dataset, SampleNumbersCoverAStep) {
   EXPECT_EQ(samples.size(), 12u);
   EXPECT_EQ(*samples.begin(), 60);
   EXPECT_EQ(*samples.rbegin(), 71);
+}
+
+// A run that goes on with another global batch takes every remaining sample once.
+TEST(DatasetLeaves, GoOnWhereTheOrderWas) {
+  const Counting tokens(1000);
+  const Dataset training = tokens.all(4), validation = tokens.all(4);
+  const int64_t before = 6, after = 10, micro = 2;
+  std::vector<std::vector<int32_t>> got, wanted;
+  const auto take = [&](DatasetLeaves& leaves, int64_t step, int64_t global) {
+    for (int64_t leaf = 0; leaf < global / micro; ++leaf) {
+      std::vector<int32_t> in(4 * micro), out(4 * micro);
+      leaves.training_leaf(step, leaf, Tensor(in.data(), Dtype::int32, {micro, 4}),
+                           Tensor(out.data(), Dtype::int32, {micro, 4}));
+      for (int64_t row = 0; row < micro; ++row) {
+        got.emplace_back(in.begin() + row * 4, in.begin() + (row + 1) * 4);
+      }
+    }
+  };
+  DatasetLeaves first(training, validation, before, micro, false);
+  for (int64_t step = 0; step < 3; ++step) take(first, step, before);
+  EXPECT_EQ(first.next_sample(3), 18);
+  DatasetLeaves second(training, validation, after, micro, false);
+  second.go_on(3, first.next_sample(3));
+  for (int64_t step = 3; step < 5; ++step) take(second, step, after);
+  EXPECT_EQ(second.next_sample(5), 38);
+  for (int64_t sample = 0; sample < 38; ++sample) {
+    std::vector<int32_t> in(4), out(4);
+    training.fill(sample, in, out);
+    wanted.push_back(in);
+  }
+  EXPECT_EQ(got, wanted);
 }
 
 }  // namespace

@@ -554,6 +554,79 @@ TEST(Checkpoint, AKillAtAnyMomentLeavesACompleteSet) {
   }
 }
 
+// What a later version might write, with a digest that fits: `change` gets the manifest's bytes
+// without its last field, the digest.
+TEST(Checkpoint, WhatANewerVersionWroteIsRefusedByName) {
+  const auto refuse = [](const std::vector<std::string>& parts,
+                         FunctionRef<void(std::string&)> change) {
+    Folder out;
+    const fs::path folder = save(out, small_model(), some_state(7));
+    std::ifstream in(folder / "manifest.pb", std::ios::binary);
+    std::string body((std::istreambuf_iterator<char>(in)), {});
+    const char tag = body[body.size() - 9];
+    body.resize(body.size() - 9);
+    change(body);
+    const uint64_t digest = hash64(std::as_bytes(std::span(body)));
+    body += tag;
+    for (int i = 0; i < 8; ++i) body += static_cast<char>(digest >> (8 * i));
+    std::ofstream(folder / "manifest.pb", std::ios::binary) << body;
+    const std::string text =
+        message_of(ExitCode::data, [&] { CheckpointReader::open(folder); });
+    for (const std::string& part : parts) contains(text, part);
+    EXPECT_EQ(newest_checkpoint(out), std::nullopt);
+  };
+  refuse({"got format 2, wanted 1", "a newer version", "0.1.0"}, [](std::string& body) {
+    ASSERT_EQ(body.substr(0, 2), "\x08\x01");
+    body[1] = 2;
+  });
+  refuse({"Manifest has an unknown key, number 9", "a newer version"},
+         [](std::string& body) { body += "\x48\x01"; });
+  // A second State is merged into the first.
+  refuse({"State has an unknown key, number 30", "a newer version"},
+         [](std::string& body) { body += std::string("\x12\x03\xf0\x01\x01", 5); });
+}
+
+TEST(Checkpoint, TheTargetIsProbed) {
+  Folder out;
+  const auto probe = [&](const fs::path& where, int64_t bytes, int ranks) {
+    run_thread_ranks(ranks, [&](Communicator& comm) {
+      probe_checkpoints(where, bytes, comm.rank(), ranks, [&](FunctionRef<void()> action) {
+        action();
+        comm.barrier();
+      });
+    });
+  };
+  probe(out.path() / "a" / "b", 1000, 3);
+  EXPECT_EQ(names_in(out.path() / "a" / "b" / "checkpoints"), std::vector<std::string>());
+  contains(message_of(ExitCode::cannot_create,
+                      [&] { probe(out.path() / "c", int64_t{1} << 60, 2); }),
+           "a set takes 1152921504606846976 bytes");
+  EXPECT_FALSE(fs::exists(out.path() / "c"));
+  std::ofstream(out.path() / "file") << "no folder";
+  contains(message_of(ExitCode::cannot_create, [&] { probe(out.path() / "file", 1, 2); }), "file");
+  // Ranks that do not share the folder: each sees its own file only.
+  std::atomic<int> refused = 0;
+  run_thread_ranks(2, [&](Communicator& comm) {
+    const fs::path own = out.path() / fmt::format("node-{}", comm.rank());
+    fs::create_directories(own / "checkpoints");
+    try {
+      probe_checkpoints(own, 1, comm.rank(), 2, [&](FunctionRef<void()> action) {
+        try {
+          action();
+        } catch (...) {
+          comm.barrier();
+          throw;
+        }
+        comm.barrier();
+      });
+    } catch (const CannotCreateError& error) {
+      contains(error.what(), "not on a file system that all ranks share");
+      ++refused;
+    }
+  });
+  EXPECT_EQ(refused, 2);
+}
+
 // The numbers come from another implementation of XXH3 (python3 xxhash) and the rule in the header.
 TEST(Checkpoint, HashStaysWhatItIs) {
   Folder out;
