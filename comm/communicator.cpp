@@ -2,6 +2,7 @@
 // which leaves are folded. Transports (thread_, mpi_, meta_communicator.cpp) move bytes.
 #include "comm/communicator.h"
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -303,6 +304,32 @@ void Communicator::do_exchange(const std::byte* mine, size_t slice_bytes, int se
 
 void Communicator::do_broadcast(std::byte* bytes, size_t count, int root, Stream&) {
   do_broadcast_bytes(bytes, count, root);
+}
+
+void Communicator::shift_bytes(std::span<std::byte> from, std::span<const std::byte> mine,
+                               int distance) {
+  SHARDRUN_CHECK(distance > 0 && distance <= size_ && from.size() == mine.size(),
+                 "shift_bytes of {} bytes into {} by {} over {} ranks", mine.size(), from.size(),
+                 distance, size_);
+  const double moved = distance == size_ ? 0 : static_cast<double>(mine.size());
+  count_call(moved, moved);
+  if (distance == size_) {
+    std::copy(mine.begin(), mine.end(), from.begin());
+  } else {
+    do_shift_bytes(from.data(), mine.data(), mine.size(), distance);
+  }
+}
+
+void Communicator::do_shift_bytes(std::byte* from, const std::byte* mine, size_t bytes,
+                                  int distance) {
+  constexpr size_t kBlock = size_t{64} << 10;
+  std::vector<std::byte> all(std::min(kBlock, bytes) * static_cast<size_t>(size_));
+  const auto source = static_cast<size_t>((rank_ + size_ - distance) % size_);
+  for (size_t at = 0; at < bytes; at += kBlock) {
+    const size_t part = std::min(kBlock, bytes - at);
+    do_all_gather_bytes(all.data(), mine + at, part);
+    std::copy_n(all.begin() + static_cast<ptrdiff_t>(source * part), part, from + at);
+  }
 }
 
 }  // namespace shardrun

@@ -100,6 +100,9 @@ class Communicator {
   // j; here take(source, slice) is called for each source in order, while the slice lasts.
   void exchange_bytes(std::span<const std::byte> mine, size_t slice_bytes, int senders,
                       Memory& memory, FunctionRef<void(int source, const std::byte* slice)> take);
+  // Host bytes around the ring: `mine` goes to rank + distance, `from` comes from rank - distance,
+  // as many bytes; 0 < distance <= size.
+  void shift_bytes(std::span<std::byte> from, std::span<const std::byte> mine, int distance);
   void barrier();
 
   // The host waits until all that `stream` was given is done, collectives too: unlike
@@ -149,6 +152,8 @@ class Communicator {
                                  FunctionRef<void(int source, const std::byte* slice)> take) = 0;
   virtual void do_all_reduce(std::span<int64_t> values, bool max) = 0;
   virtual void do_broadcast_bytes(std::byte* bytes, size_t count, int root) = 0;
+  // Unless a transport knows better: everyone's in small blocks, of which one is kept.
+  virtual void do_shift_bytes(std::byte* from, const std::byte* mine, size_t bytes, int distance);
   virtual void do_barrier() = 0;
   virtual std::unique_ptr<Communicator> do_split(int color) = 0;
   virtual bool serves(DeviceKind kind) const { return kind == DeviceKind::cpu; }

@@ -22,6 +22,7 @@ namespace {
 // MPI counts are ints, and implementations add some of them up. One piece of a message, in bytes.
 constexpr size_t kMessageBytes = size_t{1} << 30;
 constexpr int kExchangeTag = 1;
+constexpr int kShiftTag = 2;
 
 void check(int code, const char* what) {
   if (code == MPI_SUCCESS) return;
@@ -197,6 +198,20 @@ class MpiCommunicator : public Communicator {
                        requests_.add()),
             "broadcast");
     });
+  }
+
+  void do_shift_bytes(std::byte* from, const std::byte* mine, size_t bytes, int distance) override {
+    begin();
+    const int to = (rank() + distance) % size(), source = (rank() + size() - distance) % size();
+    for_each_chunk(bytes, kMessageBytes, [&](size_t offset, size_t piece) {
+      check(MPI_Irecv(from + offset, static_cast<int>(piece), MPI_BYTE, source, kShiftTag, comm_,
+                      requests_.add()),
+            "shift");
+      check(MPI_Isend(mine + offset, static_cast<int>(piece), MPI_BYTE, to, kShiftTag, comm_,
+                      requests_.add()),
+            "shift");
+    });
+    requests_.wait_all("shift");
   }
 
   void do_barrier() override {

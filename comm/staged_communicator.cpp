@@ -243,6 +243,9 @@ class StagedCommunicator : public Communicator {
   void do_broadcast_bytes(std::byte* bytes, size_t count, int root) override {
     host_.broadcast(std::span(bytes, count), root);
   }
+  void do_shift_bytes(std::byte* from, const std::byte* mine, size_t bytes, int distance) override {
+    host_.shift_bytes({from, bytes}, {mine, bytes}, distance);
+  }
   void do_barrier() override { host_.barrier(); }
 
   std::unique_ptr<Communicator> do_split(int color) override {

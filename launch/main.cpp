@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "launch/bench/bench.h"
 #include "launch/commands.h"
 #include "launch/data/data_command.h"
 #include "launch/ranks.h"
@@ -37,7 +38,8 @@ constexpr Subcommand kRanked[] = {
     {"generate", "continues a prompt from a checkpoint", run_generate, kNotGenerate},
 };
 
-constexpr const char* kNotBuilt[] = {"doctor", "bench", "supervise"};
+constexpr const char* kNotBuilt[] = {"doctor", "supervise"};
+constexpr std::string_view kNotBench[] = {"Data", "Trying out", "Generation", "Optimizer"};
 
 void print_usage() {
   std::puts("usage: shardrun SUBCOMMAND [CONFIG.textproto] [--flag value | --flag=value]...\n");
@@ -46,6 +48,7 @@ void print_usage() {
       "  plan       memory, FLOPs and traffic of a rank for any --world-size and stage\n"
       "  data       text to tokens; inspects and checks token files\n"
       "  checkpoint ls | verify | hash | export | import: a run's checkpoints, Hugging Face folders\n"
+      "  bench      WHAT: measurements as ratios to what the machine does plainly\n"
       "  report     OUT: writes OUT/report.html, one page with the run's curves and numbers\n\n"
       "shardrun SUBCOMMAND --help lists the flags.");
 }
@@ -67,7 +70,7 @@ const Subcommand& ranked_subcommand(const std::string& name) {
     if (name == missing) throw UsageError("{}: not built yet (--help lists what is)", name);
   }
   const std::vector<std::string> names{"train", "smoke", "generate", "plan", "data", "checkpoint",
-                                       "report"};
+                                       "report", "bench"};
   throw UsageError("unknown subcommand '{}'; the nearest is '{}' (--help lists all)", name,
                    nearest_name(name, names));
 }
@@ -90,8 +93,28 @@ int run(int argc, char** argv) {
   CommandLine line;
   std::optional<Error> refused;
   const Subcommand* sub = nullptr;
+  Subcommand bench{};
   try {
-    sub = &ranked_subcommand(name);
+    if (name == "bench") {
+      if (words.empty() || words[0].starts_with("-")) {
+        std::string all;
+        for (const Bench& each : benches()) {
+          all += fmt::format("\n  {:<12}{}{}", each.name, each.does,
+                             each.run ? "" : " (not built yet)");
+        }
+        if (!words.empty() && (words[0] == "--help" || words[0] == "-h")) {
+          std::printf("shardrun bench WHAT [--flag value]...%s\n", all.c_str());
+          return 0;
+        }
+        throw UsageError("bench: wanted what to measure first, such as `bench checkpoint`");
+      }
+      const Bench& found = find_bench(words[0]);
+      bench = {found.name, found.does, found.run, kNotBench};
+      sub = &bench;
+      words.erase(words.begin());
+    } else {
+      sub = &ranked_subcommand(name);
+    }
     line = parse_command_line(words);
     if (!line.operands.empty()) {
       throw UsageError("{}: got '{}', wanted flags or one CONFIG.textproto", name, line.operands[0]);

@@ -17,7 +17,7 @@
 namespace shardrun {
 namespace {
 
-const std::vector<std::string> kPhases{"open", "write", "sync", "rename", "commit"};
+const std::vector<std::string> kPhases{"open", "write", "sync", "rename", "commit", "step", "peer"};
 // By FaultKind.
 const std::vector<std::string> kKinds{"none",  "exit",  "abort",   "kill",       "stop",
                                       "throw", "delay", "nospace", "short-write"};

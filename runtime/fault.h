@@ -6,7 +6,8 @@
 //
 //   rank, step   where and when; left out: on every rank, at every step
 //   phase        a place in the program; required. Saving a checkpoint has open, write (half of a
-//                rank's bytes are out), sync, rename, commit (renamed, not yet on the disk)
+//                rank's bytes are out), sync, rename, commit (renamed, not yet on the disk); training
+//                has step (it is done, nothing of it is kept yet), peer (half of it is at the peer)
 //   kind         exit | abort | kill | stop   this process: _Exit(1), SIGABRT, SIGKILL, SIGSTOP
 //                throw                        an InternalError, as a bug would be
 //                delay                        sleeps `seconds` (default 1)

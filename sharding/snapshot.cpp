@@ -6,18 +6,17 @@ namespace shardrun {
 
 namespace {
 
-// The tensor that is the truth of a parameter: the master, or what computes where there is none.
-Tensor truth_of(const SegmentState& part, bool whole) {
-  if (part.master.present()) return part.master;
-  return whole ? part.compute_full : part.compute_slice;
-}
-
 // Pieces lie at addresses that any dtype may have.
 size_t padded_bytes(const CheckpointPiece& piece) {
   return (piece.data.bytes() + 63) / 64 * 64;
 }
 
 }  // namespace
+
+Tensor truth_of(const SegmentState& part, bool whole) {
+  if (part.master.present()) return part.master;
+  return whole ? part.compute_full : part.compute_slice;
+}
 
 std::vector<CheckpointPiece> pieces_of(TrainStep& step) {
   std::vector<CheckpointPiece> pieces;
@@ -91,8 +90,7 @@ CheckpointState state_of(const TrainStep& step, int64_t steps_done) {
   return state;
 }
 
-// Calls take(parameter, kind, begin in the parameter, tensor) for each piece of this rank's state.
-static void for_each_tensor(
+void for_each_state_piece(
     TrainStep& step, bool moments,
     FunctionRef<void(const ParameterSpec&, TensorKind, int64_t begin, Tensor)> take) {
   const bool whole = step.options().shard.zero == 0;
@@ -115,7 +113,7 @@ static void for_each_tensor(
 }
 
 void check_holds(TrainStep& step, const CheckpointReader& reader, bool moments) {
-  for_each_tensor(step, moments,
+  for_each_state_piece(step, moments,
                   [&](const ParameterSpec& spec, TensorKind kind, int64_t, const Tensor&) {
                     reader.expect(spec.name, kind, spec.shape);
                   });
@@ -123,7 +121,7 @@ void check_holds(TrainStep& step, const CheckpointReader& reader, bool moments) 
 
 static void read_tensors(TrainStep& step, CheckpointReader& reader, bool moments) {
   check_holds(step, reader, moments);  // before anything is overwritten
-  for_each_tensor(step, moments,
+  for_each_state_piece(step, moments,
                   [&](const ParameterSpec& spec, TensorKind kind, int64_t begin, Tensor out) {
                     reader.read(spec.name, kind, begin, out);
                   });
@@ -134,7 +132,7 @@ void restore_parameters(TrainStep& step, CheckpointReader& reader) {
 }
 
 void restore_parameters(TrainStep& step, ParameterSource& source) {
-  for_each_tensor(step, false,
+  for_each_state_piece(step, false,
                   [&](const ParameterSpec& spec, TensorKind, int64_t begin, Tensor out) {
                     source.read(spec, begin, out);
                   });
@@ -142,21 +140,24 @@ void restore_parameters(TrainStep& step, ParameterSource& source) {
 
 void restore(TrainStep& step, CheckpointReader& reader) {
   read_tensors(step, reader, true);
-  const CheckpointState& saved = reader.state();
+  restore_counters(step, reader.state(), reader.folder().string());
+}
+
+void restore_counters(TrainStep& step, const CheckpointState& saved, const std::string& where) {
   step.set_applied_steps(saved.applied_steps);
   // A run without loss scale has no scale to hand on.
   if (saved.scaler_policy != "none" || step.scaler().policy() == "none") {
     auto count = [&](const char* name) {
       const auto it = saved.scaler_counts.find(name);
       if (it == saved.scaler_counts.end()) {
-        throw DataError("{}: the scaler state has no '{}'", reader.folder().string(), name);
+        throw DataError("{}: the scaler state has no '{}'", where, name);
       }
       return it->second;
     };
     ScalerState state;
     const auto scale = saved.scaler_numbers.find("scale");
     if (scale == saved.scaler_numbers.end()) {
-      throw DataError("{}: the scaler state has no 'scale'", reader.folder().string());
+      throw DataError("{}: the scaler state has no 'scale'", where);
     }
     state.scale = scale->second;
     state.good_steps = count("good_steps");
@@ -171,7 +172,7 @@ void restore(TrainStep& step, CheckpointReader& reader) {
         for (const auto& [key, value] : found) {
           if (wanted.contains(key)) continue;
           throw DataError("{}: the scaler state has an unknown key `{}`: written by a newer version",
-                          reader.folder().string(), key);
+                          where, key);
         }
       };
       refuse_unknown(saved.scaler_counts, known.scaler_counts);

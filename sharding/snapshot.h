@@ -40,6 +40,17 @@ void check_holds(TrainStep& step, const CheckpointReader& reader, bool moments);
 // they call ShardState::refresh_compute(true, ...). DataError where the set does not hold this model.
 void restore(TrainStep& step, CheckpointReader& reader);
 
+// The part of it that is no tensor; `where` is for messages.
+void restore_counters(TrainStep& step, const CheckpointState& saved, const std::string& where);
+
+// Calls take(parameter, kind, begin in the parameter, tensor) for each piece of this rank's state.
+void for_each_state_piece(
+    TrainStep& step, bool moments,
+    FunctionRef<void(const ParameterSpec&, TensorKind, int64_t begin, Tensor)> take);
+
+// The tensor that is the truth of a parameter: the master, or what computes where there is none.
+Tensor truth_of(const SegmentState& part, bool whole);
+
 // Parameters only: for generation and fine-tuning. The same holds.
 void restore_parameters(TrainStep& step, CheckpointReader& reader);
 

@@ -20,6 +20,17 @@ class Stopwatch {
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
+// Errors of a save are the same on every rank, which leave together; the first one speaks.
+void agreed(RankContext& ranks, FunctionRef<void()> action) {
+  try {
+    action();
+  } catch (const CommError&) {
+    throw;
+  } catch (const Error& error) {
+    throw AgreedError(error.code(), error.what(), ranks.leads());
+  }
+}
+
 }  // namespace
 
 bool saves_beside_training(const Config& config) {
@@ -46,14 +57,19 @@ void Saver::save(const CheckpointState& state, bool last) {
   };
   if (copy_ != nullptr && !last) {
     const Stopwatch watch(stood_still_);
-    save_ = std::make_unique<BackgroundSave>(config_.out(), state, copy_->take(step_, stream_),
-                                             ranks_.comm, options);
+    std::vector<CheckpointPiece> pieces = copy_->take(step_, stream_);
+    agreed(ranks_, [&] {
+      save_ = std::make_unique<BackgroundSave>(config_.out(), state, std::move(pieces), ranks_.comm,
+                                               options);
+    });
     return;
   }
   std::string folder;
   {
     const Stopwatch watch(stood_still_);
-    folder = save_checkpoint(config_.out(), state, pieces_of(step_), ranks_.comm, options);
+    agreed(ranks_, [&] {
+      folder = save_checkpoint(config_.out(), state, pieces_of(step_), ranks_.comm, options);
+    });
   }
   tell(folder, stood_still_ - before_, stood_still_ - before_);
 }
@@ -63,7 +79,7 @@ void Saver::advance() {
   bool through = false;
   {
     const Stopwatch watch(stood_still_);
-    through = save_->advance();
+    agreed(ranks_, [&] { through = save_->advance(); });
   }
   if (!through) return;
   tell(save_->folder().string(), stood_still_ - before_, save_->seconds());

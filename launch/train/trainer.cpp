@@ -19,6 +19,17 @@ namespace shardrun {
 namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
+static constexpr const char* kPeerFolder = "/dev/shm";
+
+// The first rank's text.
+static std::string broadcast_text(Communicator& comm, std::string text) {
+  auto size = static_cast<int64_t>(text.size());
+  comm.broadcast(std::as_writable_bytes(std::span(&size, 1)), 0);
+  text.resize(static_cast<size_t>(size));
+  comm.broadcast(std::as_writable_bytes(std::span(text)), 0);
+  return text;
+}
+
 // ---- data as leaves
 
 DatasetLeaves::DatasetLeaves(const Dataset& training, const Dataset& validation,
@@ -96,6 +107,7 @@ Trainer::Trainer(const Config& given, RankContext& ranks)
                       [&](FunctionRef<void()> action) { agree(ranks.comm, action); });
   }
   agree(ranks.comm, [&] { open_out(); });
+  open_peers();
   print_header();
   let_signals_ask_to_stop();
 }
@@ -149,8 +161,7 @@ void Trainer::open_out() {
     throw CannotCreateError("--out {}: cannot create or write the folder ({})", out.string(),
                             error ? error.message() : "not writable");
   }
-  const fs::path from = fs::path(resumed_from_).parent_path();
-  folder_->sign(!resumed_from_.empty() && fs::equivalent(from, out / "checkpoints", error));
+  folder_->sign(goes_on_);
   write_file(out / "config.textproto", to_textproto(config_));
   write_file(out / "env.json", environment_json(ranks_, device_, numerics_key_));
   metrics_ = std::make_unique<MetricsWriter>((out / "metrics.jsonl").string(), first_step_);
@@ -214,10 +225,12 @@ void Trainer::resume() {
   for (const fs::path& set : sets) names += set.string() + "\n";
   require_equal(ranks_.comm, "the list of checkpoints", names);
   step_->initialize();
-  bool resumed = false;
+  const std::string newest = sets.empty() ? "" : sets[0].filename().string();
+  const int64_t newest_step = newest.starts_with("step-") ? std::atoll(newest.c_str() + 5) : -1;
+  bool resumed = automatic && resume_from_peers(newest_step);
   for (const fs::path& set : sets) {
-    resumed = resume_from(set, automatic);
     if (resumed) break;
+    resumed = resume_from(set, automatic);
   }
   agree(ranks_.comm, [&] {
     if (resumed || config_.dry_run() || !automatic) return;
@@ -265,16 +278,45 @@ bool Trainer::resume_from(const fs::path& set, bool may_be_damaged) {
   // A sound set of something else is not damage: there is nothing older to look for.
   agree(ranks_.comm, [&] { check_holds(*step_, *reader, true); });
   if (!attempt([&] { restore(*step_, *reader); })) return false;
-  agree(ranks_.comm, [&] { take_state(*reader); });
+  agree(ranks_.comm, [&] { take_state(reader->state(), reader->folder().string()); });
+  last_saved_ = first_step_;
+  std::error_code error;
+  goes_on_ = fs::equivalent(reader->folder().parent_path(),
+                            fs::path(config_.out()) / "checkpoints", error);
   return true;
 }
 
-void Trainer::take_state(const CheckpointReader& reader) {
-  const CheckpointState& saved = reader.state();
+// A step that is newer than every set on the disk.
+bool Trainer::resume_from_peers(int64_t newest_step) {
+  if (!config_.peer_snapshot() || config_.dry_run()) return false;
+  run_ = broadcast_text(ranks_.comm, folder_ ? folder_->run() : "");
+  const PeerSet peers = find_peer_snapshot(run_, ranks_.local_rank == 0, ranks_.comm, kPeerFolder);
+  if (peers.step <= newest_step) return false;
+  const CheckpointState state = restore(*step_, peers, ranks_.comm, device_.stream());
+  agree(ranks_.comm, [&] { take_state(state, "the memory of the ranks' nodes"); });
+  goes_on_ = true;
+  return true;
+}
+
+void Trainer::open_peers() {
+  if (!config_.peer_snapshot() || config_.dry_run()) return;
+  const std::string before = run_;
+  run_ = broadcast_text(ranks_.comm, folder_ ? folder_->run() : "");
+  if (before != run_ && ranks_.local_rank == 0) remove_peer_snapshots(before, kPeerFolder);
+  // A rank of the next node, where there is one.
+  const int world = ranks_.comm.size();
+  const int distance = ranks_.local_size < world ? ranks_.local_size : 1;
+  int64_t widest = distance;
+  ranks_.comm.all_reduce_max({&widest, 1});
+  agree(ranks_.comm, [&] {
+    peers_.emplace(*step_, ranks_.comm, run_, static_cast<int>(widest), fault_, kPeerFolder);
+  });
+}
+
+void Trainer::take_state(const CheckpointState& saved, const std::string& from) {
   first_step_ = saved.step;
   first_tokens_ = saved.tokens;
-  last_saved_ = first_step_;
-  resumed_from_ = reader.folder().string();
+  resumed_from_ = from;
   int64_t sample = saved.step * batch_.global_batch;  // what old sets mean
   int64_t samples = training_->samples_per_epoch();
   for (const auto& [key, value] : saved.data_position) {
@@ -358,8 +400,17 @@ int Trainer::run() {
     const bool saves = config_.save_every() > 0 && done % config_.save_every() == 0;
     const bool ends = done == last || stopped;
     if (writers_quiet_ && saver_->busy()) saver_->advance();
+    fault_.at("step", ranks_.comm.rank(), done);
     if (!config_.dry_run() && (saves || ends)) save(done, ends);
     tell_of_saves();
+    if (peers_ && !ends) peers_->take(state_now(done), device_.stream());
+  }
+  // Out of peers' memory, after the last step: it has not been on the disk yet.
+  if (done >= last && !config_.dry_run()) save(done, true);
+  tell_of_saves();
+  if (peers_) {
+    ranks_.comm.barrier();
+    if (ranks_.local_rank == 0) remove_peer_snapshots(run_, kPeerFolder);
   }
   report();
   if (stopped && done < last && progress_) {
@@ -438,6 +489,11 @@ void Trainer::save(int64_t done, bool last) {
     if (last) saver_->finish();
     return;
   }
+  saver_->save(state_now(done), last);
+  last_saved_ = done;
+}
+
+CheckpointState Trainer::state_now(int64_t done) {
   CheckpointState state = state_of(*step_, done);
   state.tokens =
       first_tokens_ + (done - first_step_) * batch_.global_batch * options_.seq_len;
@@ -447,9 +503,8 @@ void Trainer::save(int64_t done, bool last) {
   state.schedule = schedule_text_;
   state.data_position = {{"sample", leaves_->next_sample(done)},
                          {"samples_per_epoch", training_->samples_per_epoch()}};
-  if (folder_) state.run = folder_->run();
-  saver_->save(state, last);
-  last_saved_ = done;
+  state.run = folder_ ? folder_->run() : run_;
+  return state;
 }
 
 void Trainer::tell_of_saves() {

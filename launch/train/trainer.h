@@ -15,6 +15,7 @@
 #include "launch/train/rank_device.h"
 #include "launch/train/run_folder.h"
 #include "launch/train/saver.h"
+#include "sharding/peer_snapshot.h"
 #include "sharding/schedule.h"
 #include "sharding/snapshot.h"
 
@@ -56,7 +57,10 @@ class Trainer {
   void make_step();
   void resume();
   bool resume_from(const std::filesystem::path& set, bool may_be_damaged);
-  void take_state(const CheckpointReader& reader);
+  bool resume_from_peers(int64_t newest_step);
+  void take_state(const CheckpointState& saved, const std::string& from);
+  void open_peers();
+  CheckpointState state_now(int64_t done);
   void print_header() const;
   StepMetrics train_one(int64_t done);
   void evaluate(StepMetrics& metrics);
@@ -83,6 +87,8 @@ class Trainer {
   Fault fault_;
   std::optional<RunFolder> folder_;  // of the first rank
   std::optional<Saver> saver_;
+  std::string run_;  // its name, on every rank
+  std::optional<PeerSnapshot> peers_;
   std::optional<Schedule> schedule_;
   std::unique_ptr<MetricsWriter> metrics_;
   std::unique_ptr<TensorBoardWriter> tensorboard_;
@@ -93,6 +99,7 @@ class Trainer {
   bool step_stops_ = false;  // the last step's decision: stop after it
   bool writers_quiet_ = false;  // and that every rank's background save waits
   std::string resumed_from_;
+  bool goes_on_ = false;  // the run of OUT, not a new one
   std::chrono::steady_clock::time_point started_;
 };
 

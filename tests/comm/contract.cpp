@@ -320,6 +320,25 @@ void all_gather_of_bytes(Communicator& comm, Place&) {
   }
 }
 
+void shift_around_the_ring(Communicator& comm, Place&) {
+  const int size = comm.size();
+  for (const size_t count : {size_t{0}, size_t{1}, size_t{70001}, size_t{200000}}) {
+    for (int distance = 1; distance <= size; ++distance) {
+      std::vector<unsigned char> mine(count), from(count, 0xee);
+      for (size_t i = 0; i < count; ++i) {
+        mine[i] = static_cast<unsigned char>(i * 7 + static_cast<size_t>(comm.rank()) * 31);
+      }
+      comm.shift_bytes(std::as_writable_bytes(std::span(from)), std::as_bytes(std::span(mine)),
+                       distance);
+      const auto source = static_cast<size_t>((comm.rank() + size - distance) % size);
+      for (size_t i = 0; i < count; ++i) {
+        SHARDRUN_CHECK(from[i] == static_cast<unsigned char>(i * 7 + source * 31),
+                       "shift by {}: byte {} of {}", distance, i, count);
+      }
+    }
+  }
+}
+
 // The bound that communicator.h states for native sums, for one element.
 double native_bound(double magnitude, int64_t size, Dtype wire) {
   const double w = static_cast<double>(size);
@@ -579,6 +598,7 @@ constexpr ContractCase kCases[] = {
      exchange_sum_finds_the_first_that_is_not_finite},
     {"exchange_blocks_folds_in_order", exchange_blocks_folds_in_order},
     {"all_gather_in_rank_order", all_gather_in_rank_order},
+    {"shift_around_the_ring", shift_around_the_ring},
     {"calls_follow_one_another_on_the_stream", calls_follow_one_another_on_the_stream},
     {"all_gather_of_bytes", all_gather_of_bytes},
     {"exchange_of_bytes", exchange_of_bytes},

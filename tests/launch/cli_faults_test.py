@@ -3,6 +3,7 @@ that die at every phase, disks that fill up, files that are cut, changed, gone o
 jobs in one folder.
 """
 import os
+import pathlib
 import resource
 import shutil
 import signal
@@ -279,6 +280,73 @@ class TwoJobsTest(Base):
       first.send_signal(signal.SIGKILL)
       first.wait()
     cli.succeed(*words, "--stop-after", 2, expect=75)
+
+
+class PeerSnapshotTest(Base):
+  """Killed with nothing on the disk since step 0, a run goes on from the newest step."""
+
+  def left(self):
+    return [path.name for path in pathlib.Path("/dev/shm").glob("shardrun-*")
+            if any(run in path.name for run in self.runs)]
+
+  def setUp(self):
+    self.runs = []
+
+  def tearDown(self):
+    for name in self.left():
+      os.unlink(f"/dev/shm/{name}")
+
+  @classmethod
+  def words(cls, out, *more, comm="thread:1"):
+    return [*super().words(out, "--save-every", 0, "--peer-snapshot", *more, comm=comm)]
+
+  def killed(self, out, fault, comm, ranks):
+    code, _, err = cli.run(*self.words(out, comm=comm), ranks=ranks,
+                           env={"SHARDRUN_FAULT": fault + ",kind=kill"})
+    self.assertNotEqual(code, 0)
+    self.assertIn(b"fault: rank", err)
+    self.runs.append((cli.WORK / out / "run").read_text().split()[1])
+    self.assertEqual(list((cli.WORK / out / "checkpoints").iterdir()), [])
+    self.assertTrue(self.left())
+
+  def test_killed(self):
+    mpi = [("mpi", 3)] if cli.MPIEXEC else []
+    cases = [("rank=1,step=7,phase=step", 6), ("rank=1,step=7,phase=peer", 6),
+             ("step=8,phase=peer", 7), ("rank=0,step=1,phase=peer", None)]
+    for (fault, step), (comm, ranks), after in zip(
+        cases, mpi * 3 + [("thread:3", None)] * 4, ["thread:3", "thread:2", "thread:4", "thread:1"]):
+      with self.subTest(fault=fault, comm=comm, after=after):
+        if comm != "mpi":
+          fault = fault.replace("rank=1", "rank=2")
+        out = "peers-" + fault.replace(",", "-").replace("=", "-")
+        self.killed(out, fault, comm, ranks)
+        text = cli.succeed(*self.words(out, comm=after)).decode()
+        if step:
+          self.assertIn(f"resumed from the memory of the ranks' nodes, {step} steps done", text)
+        else:
+          self.assertNotIn("steps done", text)
+        self.assertEqual(cli.checkpoint_hash(out), self.digest)
+        self.assertEqual(cli.numbers(out), self.numbers)
+        self.assertEqual(self.left(), [])
+
+  def test_a_newer_set_on_the_disk_counts(self):
+    out = "peers-and-disk"
+    self.killed(out, "rank=0,step=5,phase=peer", "thread:2", None)
+    self.runs = [(cli.WORK / out / "run").read_text().split()[1]]
+    kept = {name: pathlib.Path(f"/dev/shm/{name}").read_bytes() for name in self.left()}
+    cli.succeed(*self.words(out, "--stop-after", 9), expect=75)
+    for name, content in kept.items():
+      pathlib.Path(f"/dev/shm/{name}").write_bytes(content)
+    self.assertIn(b"step-00000009, 9 steps done", cli.succeed(*self.words(out)))
+    self.assertEqual(cli.checkpoint_hash(out), self.digest)
+
+  def test_another_run_takes_nothing(self):
+    out = "peers-new"
+    self.killed(out, "rank=0,step=5,phase=peer", "thread:2", None)
+    shutil.rmtree(cli.WORK / out)
+    self.assertNotIn(b"steps done", cli.succeed(*self.words(out)))
+    self.assertEqual(cli.checkpoint_hash(out), self.digest)
+    self.assertTrue(self.left())  # nobody's now
 
 
 del Base

@@ -2,12 +2,14 @@
 // any stage, what it was; a copy of it stays while training goes on.
 #include "sharding/snapshot.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <optional>
 
+#include "sharding/peer_snapshot.h"
 #include "tests/sharding/step_fixture.h"
 
 namespace shardrun::test {
@@ -185,6 +187,92 @@ TEST(Snapshot, TheCopyIsInThePlan) {
   // Master and moments of a third; pieces are rounded up to 64 bytes, and slices leave room.
   EXPECT_NEAR(kept(true) - kept(false), 12.0 * static_cast<double>(model.parameter_count()) / 3,
               12 * 256 * 8);
+}
+
+CheckpointState named_state(const TrainStep& step, int64_t done) {
+  CheckpointState state = state_of(step, done);
+  state.config_text = "anything";
+  return state;
+}
+
+// What four ranks keep for each other is, on any ranks and stage, what they had.
+TEST(PeerSnapshot, ComesBackOnAnyRanksAndStage) {
+  const Fault none;
+  for (const Precision precision : {Precision::fp32, Precision::bf16_true}) {
+    Folder memory_folder, disk;
+    on_ranks({4, 2, precision}, [&](TrainStep& step, Communicator& comm, Stream& stream, Memory&) {
+      PeerSnapshot peers(step, comm, "run", 1 + static_cast<int>(precision) % 2, none,
+                         memory_folder.path());
+      SyntheticLeaves leaves(tiny_gpt().vocabulary);
+      for (int64_t s = 0; s < 3; ++s) {
+        step(s, 1e-2, leaves);
+        peers.take(named_state(step, s + 1), stream);
+      }
+      save_now(step, 3, disk.path(), comm);
+    });
+    for (const auto& [world, zero] : {std::pair{4, 2}, {1, 0}, {3, 3}, {6, 1}}) {
+      SCOPED_TRACE(fmt::format("{} ranks, stage {}", world, zero));
+      Folder again;
+      on_ranks({world, zero, precision},
+               [&](TrainStep& step, Communicator& comm, Stream& stream, Memory&) {
+                 // Every rank looks: what several offer counts once.
+                 const PeerSet set = find_peer_snapshot("run", true, comm, memory_folder.path());
+                 ASSERT_EQ(set.step, 3);
+                 ASSERT_EQ(set.parts.size(), 4u);
+                 const CheckpointState state = restore(step, set, comm, stream);
+                 EXPECT_EQ(state, named_state(step, 3));
+                 save_now(step, 3, again.path(), comm);
+               });
+      EXPECT_EQ(checkpoint_hash(again.path()), checkpoint_hash(disk.path()));
+    }
+    on_ranks({2, 3}, [&](TrainStep&, Communicator& comm, Stream&, Memory&) {
+      EXPECT_EQ(find_peer_snapshot("other", true, comm, memory_folder.path()).step, -1);
+      EXPECT_EQ(find_peer_snapshot("run", false, comm, memory_folder.path()).step, -1);
+    });
+    remove_peer_snapshots("run", memory_folder.path());
+    EXPECT_TRUE(fs::is_empty(memory_folder.path()));
+  }
+}
+
+// The newest step that is whole: a part that is damaged, half-written or gone takes its step away.
+TEST(PeerSnapshot, AStepCountsOnlyWhole) {
+  const Fault none;
+  Folder folder;
+  on_ranks({3, 3}, [&](TrainStep& step, Communicator& comm, Stream& stream, Memory&) {
+    PeerSnapshot peers(step, comm, "run", 1, none, folder.path());
+    for (int64_t s = 6; s <= 7; ++s) peers.take(named_state(step, s), stream);
+  });
+  const auto newest = [&] {
+    int64_t found = 0;
+    on_ranks({2, 3}, [&](TrainStep&, Communicator& comm, Stream&, Memory&) {
+      const PeerSet set = find_peer_snapshot("run", comm.rank() == 0, comm, folder.path());
+      if (comm.rank() == 1) found = set.step;
+    });
+    return found;
+  };
+  const auto flip = [&](const std::string& name, int64_t byte) {
+    const int descriptor = ::open((folder.path() / name).c_str(), O_RDWR);
+    char value = 0;
+    ASSERT_EQ(::pread(descriptor, &value, 1, byte), 1);
+    value = static_cast<char>(value ^ 1);
+    ASSERT_EQ(::pwrite(descriptor, &value, 1, byte), 1);
+    ::close(descriptor);
+  };
+  EXPECT_EQ(newest(), 7);
+  flip("shardrun-run-00001.1", 8);  // a step being written
+  EXPECT_EQ(newest(), 6);
+  flip("shardrun-run-00001.1", 8);
+  EXPECT_EQ(newest(), 7);
+  const auto size = static_cast<int64_t>(fs::file_size(folder.path() / "shardrun-run-00002.1"));
+  for (const int64_t byte : {int64_t{0}, int64_t{17}, int64_t{4100}, size / 2}) {
+    flip("shardrun-run-00002.1", byte);
+    EXPECT_EQ(newest(), 6) << byte;
+    flip("shardrun-run-00002.1", byte);
+  }
+  fs::resize_file(folder.path() / "shardrun-run-00000.1", static_cast<uintmax_t>(size / 2));
+  EXPECT_EQ(newest(), 6);
+  fs::remove(folder.path() / "shardrun-run-00002.0");
+  EXPECT_EQ(newest(), -1);
 }
 
 }  // namespace
