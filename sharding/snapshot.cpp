@@ -32,8 +32,8 @@ std::vector<CheckpointPiece> pieces_of(TrainStep& step) {
           [&](const ParameterPlace& place, int64_t in_parameter, int64_t in_slice, int64_t count) {
             const int64_t at = skip + in_slice;
             auto add = [&](TensorKind kind, const Tensor& tensor) {
-              pieces.push_back(
-                  {place.spec->name, kind, place.spec->shape, in_parameter, tensor.flat(at, count)});
+              pieces.push_back({place.spec->name, kind, place.spec->shape, in_parameter,
+                                tensor.flat(at, count)});
             };
             add(TensorKind::master, truth_of(part, whole));
             add(TensorKind::moment1, part.moment1);
@@ -42,6 +42,15 @@ std::vector<CheckpointPiece> pieces_of(TrainStep& step) {
     }
   }
   return pieces;
+}
+
+const std::byte* StreamSource::fetch(const CheckpointPiece& piece, int64_t begin, int64_t count,
+                                     std::byte* scratch) {
+  const ConstTensor part = piece.data.flat(begin, count);
+  if (stream_.device() == nullptr) return static_cast<const std::byte*>(part.data());
+  copy_to_host(scratch, part, stream_);
+  stream_.synchronize();
+  return scratch;
 }
 
 StateCopy::StateCopy(TrainStep& step, Memory& memory, Device* device) {
@@ -114,17 +123,19 @@ void for_each_state_piece(
 
 void check_holds(TrainStep& step, const CheckpointReader& reader, bool moments) {
   for_each_state_piece(step, moments,
-                  [&](const ParameterSpec& spec, TensorKind kind, int64_t, const Tensor&) {
-                    reader.expect(spec.name, kind, spec.shape);
-                  });
+                       [&](const ParameterSpec& spec, TensorKind kind, int64_t, const Tensor&) {
+                         reader.expect(spec.name, kind, spec.shape);
+                       });
 }
 
 static void read_tensors(TrainStep& step, CheckpointReader& reader, bool moments) {
   check_holds(step, reader, moments);  // before anything is overwritten
   for_each_state_piece(step, moments,
-                  [&](const ParameterSpec& spec, TensorKind kind, int64_t begin, Tensor out) {
-                    reader.read(spec.name, kind, begin, out);
-                  });
+                       [&](const ParameterSpec& spec, TensorKind kind, int64_t begin, Tensor out) {
+                         fill_from_host(out, step.runner().stream(), [&](int64_t at, Tensor host) {
+                           reader.read(spec.name, kind, begin + at, host);
+                         });
+                       });
 }
 
 void restore_parameters(TrainStep& step, CheckpointReader& reader) {
@@ -132,10 +143,11 @@ void restore_parameters(TrainStep& step, CheckpointReader& reader) {
 }
 
 void restore_parameters(TrainStep& step, ParameterSource& source) {
-  for_each_state_piece(step, false,
-                  [&](const ParameterSpec& spec, TensorKind, int64_t begin, Tensor out) {
-                    source.read(spec, begin, out);
-                  });
+  for_each_state_piece(
+      step, false, [&](const ParameterSpec& spec, TensorKind, int64_t begin, Tensor out) {
+        fill_from_host(out, step.runner().stream(),
+                       [&](int64_t at, Tensor host) { source.read(spec, begin + at, host); });
+      });
 }
 
 void restore(TrainStep& step, CheckpointReader& reader) {
@@ -171,8 +183,9 @@ void restore_counters(TrainStep& step, const CheckpointState& saved, const std::
       const auto refuse_unknown = [&](const auto& found, const auto& wanted) {
         for (const auto& [key, value] : found) {
           if (wanted.contains(key)) continue;
-          throw DataError("{}: the scaler state has an unknown key `{}`: written by a newer version",
-                          where, key);
+          throw DataError(
+              "{}: the scaler state has an unknown key `{}`: written by a newer version", where,
+              key);
         }
       };
       refuse_unknown(saved.scaler_counts, known.scaler_counts);

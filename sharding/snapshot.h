@@ -13,6 +13,17 @@ namespace shardrun {
 // Master (or bf16 parameter) and moments of the slices that this rank owns. They point into `step`.
 std::vector<CheckpointPiece> pieces_of(TrainStep& step);
 
+// Fetches pieces that may lie on a device.
+class StreamSource : public PieceSource {
+ public:
+  explicit StreamSource(Stream& stream) : stream_(stream) {}
+  const std::byte* fetch(const CheckpointPiece& piece, int64_t begin, int64_t count,
+                         std::byte* scratch) override;
+
+ private:
+  Stream& stream_;
+};
+
 // Room for a copy of those pieces, so that a save can go on while the step changes them. It is
 // persistent memory under the label "save snapshot"; where there is a device, pinned memory of the
 // host, made when first needed.

@@ -230,7 +230,10 @@ class CheckpointBench {
     return state;
   }
 
-  void save_set() { save_checkpoint(folder_, state(), pieces_of(*step_), ranks_.comm); }
+  void save_set() {
+    StreamSource source(device_.stream());
+    save_checkpoint(folder_, state(), pieces_of(*step_), ranks_.comm, {&source, nullptr, {}});
+  }
 
   void load_set() {
     CheckpointReader reader = CheckpointReader::open(folder_);

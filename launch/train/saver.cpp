@@ -65,6 +65,8 @@ void Saver::save(const CheckpointState& state, bool last) {
     return;
   }
   std::string folder;
+  StreamSource source(stream_);
+  options.source = &source;
   {
     const Stopwatch watch(stood_still_);
     agreed(ranks_, [&] {

@@ -44,7 +44,7 @@ class OutputFile : public FileHandle {
 
  private:
   using FileHandle::FileHandle;
-  int64_t bytes_ = 0;
+  int64_t bytes_ = 0, on_their_way_ = 0;  // the disk was told to write these
   FaultKind fault_ = FaultKind::none;
 };
 
@@ -56,6 +56,8 @@ class InputFile : public FileHandle {
   int64_t bytes() const { return bytes_; }
   // All of `out` from `offset`; IoError, or DataError where the file ends before.
   void read(int64_t offset, std::span<std::byte> out) const;
+  // The system may begin to read these; what comes of it is no matter.
+  void will_need(int64_t offset, int64_t bytes) const noexcept;
 
  private:
   InputFile(std::filesystem::path path, int descriptor) : FileHandle(std::move(path), descriptor) {}

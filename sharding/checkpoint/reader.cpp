@@ -112,6 +112,8 @@ struct CheckpointReader::Impl {
     const int64_t whole = (chunk.end() - chunk.begin()) * size;
     const int64_t stop = check ? whole : end;
     if (check && (begin != 0 || end != whole)) direct = nullptr;
+    // This chunk and, as files are read from front to back, the one behind it.
+    if (check) source.will_need(chunk.offset(), 2 * whole);
     Hash64 hash;
     for (int64_t at = check ? 0 : begin; at < stop; at += kScratchBytes) {
       const int64_t bytes = std::min(kScratchBytes, stop - at);

@@ -1,6 +1,7 @@
 """A run that was cut anywhere ends in the bits of one that was not, also on other ranks, stages,
 threads and transports; what `generate` and `checkpoint` do with what such runs leave.
 """
+import json
 import os
 import signal
 import subprocess
@@ -124,6 +125,21 @@ class ResumeTest(unittest.TestCase):
         self.assertNotEqual(cli.succeed(*words, "--seed", 5), text)
         if cli.MPIEXEC and precision == "fp32":
           self.assertEqual(cli.succeed(*words, ranks=2), text)
+
+  def test_bench(self):
+    small = ["--layers", 1, "--heads", 2, "--channels", 32, "--seq-len", 16]
+    text = cli.succeed("bench", "checkpoint", *small, "--comm", "thread:2", "--json", "--out", "bench")
+    rows = {row["name"]: row for row in json.loads(text)["rows"]}
+    for name in ("save", "load", "step while a save is written"):
+      self.assertGreater(rows[name]["ratio"], 0)
+      self.assertIn("target", rows[name])
+    for name in ("memory of save", "memory of load", "memory of export"):
+      self.assertTrue(rows[name]["met"], rows[name])
+    self.assertFalse((cli.WORK / "bench/bench-checkpoint").exists())
+    for words, part in ((["gemm"], b"not built yet"), (["checkpiont"], b"checkpoint"), ([], b"wanted")):
+      code, _, err = cli.run("bench", *words)
+      self.assertEqual(code, 64, err)
+      self.assertIn(part, err)
 
   def test_checkpoint_command(self):
     self.train("kept", PLACES[3], "--save-every", 4, "--keep-last", 3)
