@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "kernels/math/convert.h"
@@ -51,6 +52,7 @@ class Array {
   ConstTensor tensor() const { return const_cast<Array*>(this)->tensor(); }
   double operator[](int64_t i) const { return get(tensor().data(), dtype_, i); }
   void set(int64_t i, float x) { shardrun::set(tensor().data(), dtype_, i, x); }
+  std::span<std::byte> bytes() { return bytes_; }  // with what is before and behind
   int64_t numel() const { return shape_.numel(); }
   Dtype dtype() const { return dtype_; }
   bool same_bits(const Array& other) const { return bytes_ == other.bytes_; }

@@ -6,73 +6,30 @@
 
 #include "kernels/cuda/table.h"
 #include "tests/kernels/levels.h"
+#include "tests/kernels/matmul_reference.h"
 #include "tests/virtual_cuda/host_device.h"
 
 namespace shardrun {
 namespace {
 
-struct Case {
-  int64_t m, n, k;
-  Dtype dtype, c_dtype, bias_dtype;
-  bool transpose_a, transpose_b, bias, accumulate;
-  int64_t offset;  // of every operand from an aligned address, in elements
-  size_t workspace;
-};
-
-Shape stored(int64_t rows, int64_t columns, bool transpose) {
-  return transpose ? Shape{columns, rows} : Shape{rows, columns};
-}
-
 Array normals(Dtype dtype, const Shape& shape, uint32_t seed, int64_t offset) {
-  Array out(dtype, shape, offset);
-  const Array values = Array::normal(dtype, shape, seed);
-  for (int64_t i = 0; i < out.numel(); ++i) out.set(i, static_cast<float>(values[i]));
-  return out;
+  return MatmulOperands::normals(dtype, shape, seed, offset);
 }
 
-void expect_right(const Case& t) {
-  SCOPED_TRACE(fmt::format("{}x{}x{} {} -> {}{}{}{}{}, offset {}, workspace {}", t.m, t.n, t.k,
-                           name_of(t.dtype), name_of(t.c_dtype), t.transpose_a ? " ta" : "",
-                           t.transpose_b ? " tb" : "",
-                           t.bias ? fmt::format(" bias {}", name_of(t.bias_dtype)) : "",
-                           t.accumulate ? " accumulate" : "", t.offset, t.workspace));
-  const Array a = normals(t.dtype, stored(t.m, t.k, t.transpose_a), 1, t.offset);
-  const Array b = normals(t.dtype, stored(t.k, t.n, t.transpose_b), 2, t.offset);
-  const Array bias = normals(t.bias_dtype, {t.n}, 3, t.offset);
-  Array before = normals(t.c_dtype, {t.m, t.n}, 4, t.offset);
-  for (int64_t i = 0; !t.accumulate && i < before.numel(); ++i) {
-    before.set(i, std::numeric_limits<float>::quiet_NaN());
-  }
+void expect_right(const MatmulCase& t) {
+  SCOPED_TRACE(t.text());
+  const MatmulOperands in(t);
   HostDevice device;
   Stream stream(device, t.workspace, Priority::compute);
   const auto run = [&] {
-    Array c = before;
-    cuda::matmul(c.tensor(), a.tensor(), t.transpose_a, b.tensor(), t.transpose_b,
-                 t.bias ? bias.tensor() : ConstTensor(), t.accumulate, stream);
+    Array c = in.before;
+    cuda::matmul(c.tensor(), in.a.tensor(), t.transpose_a, in.b.tensor(), t.transpose_b,
+                 t.bias ? in.bias.tensor() : ConstTensor(), t.accumulate, stream);
     return c;
   };
   const Array c = run();
   EXPECT_TRUE(c.same_bits(run())) << "a second time gives other bits";
-
-  for (int64_t i = 0; i < t.m; ++i) {
-    for (int64_t j = 0; j < t.n; ++j) {
-      double want = 0, size = 0;
-      for (int64_t p = 0; p < t.k; ++p) {
-        const double product = a[t.transpose_a ? p * t.m + i : i * t.k + p] *
-                               b[t.transpose_b ? j * t.k + p : p * t.n + j];
-        want += product;
-        size += std::abs(product);
-      }
-      for (double x : {t.bias ? bias[j] : 0.0, t.accumulate ? before[i * t.n + j] : 0.0}) {
-        want += x;
-        size += std::abs(x);
-      }
-      // Two more terms than K: the bias, and what was there.
-      const double bound = 2 * static_cast<double>(t.k + 2) * 0x1p-24 * size +
-                           unit_roundoff(t.c_dtype) * std::abs(want) * 1.01;
-      ASSERT_LE(std::abs(c[i * t.n + j] - want), bound) << i << ", " << j;
-    }
-  }
+  check_matmul(t, in, c);
 }
 
 constexpr size_t kWorkspace = 1 << 16;
