@@ -56,6 +56,9 @@ class Device {
   virtual void wait_event(void* stream, void* event) = 0;
   virtual void synchronize_event(void* event) = 0;
   virtual bool event_done(void* event) = 0;
+  // For measurements: an event that keeps its time, and the seconds between two that are done.
+  virtual void* create_timed_event() = 0;
+  virtual double seconds_between(void* begin, void* end) = 0;
 
   // Either end may be device or pinned memory.
   virtual void copy(void* to, const void* from, size_t bytes, void* stream) = 0;

@@ -9,10 +9,10 @@ namespace {
 constexpr Bench kBenches[] = {
     {"checkpoint", "save, load and export against plain file I/O; steps while a save is written",
      bench_checkpoint},
-    {"gemm", "matrix products against the device's peak", nullptr},
-    {"kernels", "kernels against memory bandwidth", nullptr},
+    {"gemm", "matrix products of a leaf against a square one", bench_gemm},
+    {"kernels", "all other kernels against a plain copy", bench_kernels},
     {"collectives", "collectives against plain copies", nullptr},
-    {"step", "a training step, part by part", nullptr},
+    {"step", "a training step, part by part, against a square matrix product", bench_step},
     {"memory", "memory of a step against its plan", nullptr},
 };
 
@@ -26,9 +26,10 @@ const Bench& find_bench(const std::string& name) {
   std::string built;
   for (const Bench& bench : kBenches) {
     if (bench.run != nullptr) built += (built.empty() ? "" : ", ") + std::string(bench.name);
+  }
+  for (const Bench& bench : kBenches) {
     if (name != bench.name) continue;
-    if (bench.run == nullptr)
-      throw UsageError("bench {}: not built yet; there is {}", name, "checkpoint");
+    if (bench.run == nullptr) throw UsageError("bench {}: not built yet; there is {}", name, built);
     return bench;
   }
   throw UsageError("bench: got '{}', wanted {}", name, built);

@@ -33,5 +33,8 @@ std::span<const Bench> benches();
 const Bench& find_bench(const std::string& name);
 
 int bench_checkpoint(const Config& config, RankContext& ranks);
+int bench_gemm(const Config& config, RankContext& ranks);
+int bench_kernels(const Config& config, RankContext& ranks);
+int bench_step(const Config& config, RankContext& ranks);
 
 }  // namespace shardrun

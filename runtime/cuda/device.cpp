@@ -106,11 +106,12 @@ class CudaDevice : public Device {
     SHARDRUN_CHECK_CUDA(cudaStreamSynchronize(stream_of(stream)));
   }
 
-  void* create_event() override {
-    make_current();
-    cudaEvent_t event = nullptr;
-    SHARDRUN_CHECK_CUDA(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
-    return event;
+  void* create_event() override { return create_event(cudaEventDisableTiming); }
+  void* create_timed_event() override { return create_event(cudaEventDefault); }
+  double seconds_between(void* begin, void* end) override {
+    float milliseconds = 0;
+    SHARDRUN_CHECK_CUDA(cudaEventElapsedTime(&milliseconds, event_of(begin), event_of(end)));
+    return milliseconds / 1e3;
   }
   void destroy_event(void* event) noexcept override { cudaEventDestroy(event_of(event)); }
   void record_event(void* event, void* stream) override {
@@ -138,6 +139,13 @@ class CudaDevice : public Device {
   }
 
  private:
+  void* create_event(unsigned flags) {
+    make_current();
+    cudaEvent_t event = nullptr;
+    SHARDRUN_CHECK_CUDA(cudaEventCreateWithFlags(&event, flags));
+    return event;
+  }
+
   int index_;
   int least_ = 0, greatest_ = 0;
   DeviceInfo info_;

@@ -603,13 +603,14 @@ cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t*) {
 
 // ---- events
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   const Call call("cudaEventCreateWithFlags");
   if (call.answer) return *call.answer;
   VirtualDevice& device = current_device();
   device.events.push_back(std::make_unique<CUevent_st>());
   *event = device.events.back().get();
   (*event)->device = current;
+  (*event)->timed = (flags & cudaEventDisableTiming) == 0;
   return cudaSuccess;
 }
 
@@ -683,6 +684,22 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   if (!event->latest) return cudaSuccess;
   step(*state().devices[static_cast<size_t>(event->device)]);
   return event->latest->reached ? cudaSuccess : cudaErrorNotReady;
+}
+
+// Of this machine, which tells nothing about any other.
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+  const Call call("cudaEventElapsedTime");
+  if (call.answer) return *call.answer;
+  for (cudaEvent_t event : {begin, end}) {
+    if (!find_event(event) || !event->timed || !event->latest) {
+      return call.fails(cudaErrorInvalidResourceHandle,
+                        "there is no such event, it has no time, or it was never recorded");
+    }
+    if (!event->latest->reached) return cudaErrorNotReady;
+  }
+  *milliseconds =
+      std::chrono::duration<float, std::milli>(end->latest->when - begin->latest->when).count();
+  return cudaSuccess;
 }
 
 }  // extern "C"

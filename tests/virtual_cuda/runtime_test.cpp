@@ -184,6 +184,24 @@ TEST_F(VirtualRuntime, QueriesMoveWork) {
   EXPECT_EQ(order.size(), 3u);
 }
 
+TEST_F(VirtualRuntime, TimesBetweenEvents) {
+  cudaEvent_t begin, end;
+  float milliseconds = -1;
+  for (cudaEvent_t* e : {&begin, &end}) OK(cudaEventCreateWithFlags(e, cudaEventDefault));
+  EXPECT_EQ(cudaEventElapsedTime(&milliseconds, begin, end), cudaErrorInvalidResourceHandle);
+  OK(cudaEventRecord(begin, a));
+  OK(cudaMemsetAsync(device, 0, kBytes, a));
+  OK(cudaEventRecord(end, a));
+  EXPECT_EQ(cudaEventElapsedTime(&milliseconds, begin, end), cudaErrorNotReady);
+  OK(cudaEventSynchronize(end));
+  OK(cudaEventElapsedTime(&milliseconds, begin, end));
+  EXPECT_GE(milliseconds, 0);
+  OK(cudaEventRecord(event, a));
+  OK(cudaEventSynchronize(event));
+  EXPECT_EQ(cudaEventElapsedTime(&milliseconds, begin, event), cudaErrorInvalidResourceHandle);
+  for (cudaEvent_t e : {begin, end}) OK(cudaEventDestroy(e));
+}
+
 TEST_F(VirtualRuntime, DestroyingAStreamFinishesIt) {
   cudaStream_t stream = nullptr;
   OK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, 0));

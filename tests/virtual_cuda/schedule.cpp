@@ -116,7 +116,7 @@ void begin_schedule(VirtualDevice& device) {
   device.most_bytes = device.bytes;
   for (auto& stream : device.streams) {
     for (Queued& queued : stream->queue) {
-      if (queued.records) queued.records->reached = true;
+      if (queued.records) queued.records->reach();
     }
     stream->queue.clear();
     draw_weight(device, *stream);
@@ -135,7 +135,7 @@ void break_device(VirtualDevice& device, cudaError_t error, const std::string& t
   device.error_text = text;
   for (auto& stream : device.streams) {
     for (Queued& queued : stream->queue) {
-      if (queued.records) queued.records->reached = true;
+      if (queued.records) queued.records->reach();
     }
     stream->queue.clear();
   }
@@ -157,7 +157,7 @@ bool step(VirtualDevice& device) {
   } catch (const std::exception& e) {
     break_device(device, cudaErrorLaunchFailure, e.what());
   }
-  if (now.records) now.records->reached = true;
+  if (now.records) now.records->reach();
   state().progress.notify_all();
   return true;
 }

@@ -19,6 +19,11 @@ namespace shardrun::virtual_cuda {
 struct Point {
   int64_t given = -1;
   bool reached = false;
+  std::chrono::steady_clock::time_point when{};  // it was reached
+  void reach() {
+    reached = true;
+    when = std::chrono::steady_clock::now();
+  }
 };
 
 struct Queued {
@@ -38,6 +43,7 @@ struct CUstream_st {
 };
 struct CUevent_st {
   int device = 0;
+  bool timed = false;
   std::shared_ptr<shardrun::virtual_cuda::Point> latest;  // null: never recorded
 };
 
