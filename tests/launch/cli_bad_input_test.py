@@ -50,7 +50,7 @@ CASES = {
     "model": (["--model", "gpt-nana"], USAGE, ["gpt-nana", "gpt-nano"]),
     "tokenizer": (["--tokenizer", "bite"], USAGE, ["bite", "byte"]),
     "device": (["--device", "cuda"], UNAVAILABLE, ["cuda"]),
-    "transport not built": (["--comm", "nccl"], UNAVAILABLE, ["nccl"]),
+    "transport of GPUs": (["--device", "cpu", "--comm", "nccl"], CONFIG, ["nccl", "--device cuda"]),
     "no thread ranks": (["--comm", "thread:0"], USAGE, ["thread:0", "1"]),
     "transport": (["--comm", "thraed:2"], USAGE, ["thraed:2", "thread:N"]),
     "recompute": (["--recompute", "often"], USAGE, ["--recompute", "often"]),
@@ -69,7 +69,7 @@ UNDER_MPIRUN = [
     "batches do not fit", "accumulation conflicts", "heads do not divide", "sum block does not fit",
     "scale without fp16", "vocabulary below the tokenizer's", "data missing", "data empty",
     "data too short", "out below a file", "out in /proc", "resume from nothing",
-    "init from nothing", "model", "device", "transport not built", "no thread ranks", "--steps 0"]
+    "init from nothing", "model", "device", "transport of GPUs", "no thread ranks", "--steps 0"]
 
 
 def messages(err):

@@ -136,7 +136,7 @@ class ResumeTest(unittest.TestCase):
     for name in ("memory of save", "memory of load", "memory of export"):
       self.assertTrue(rows[name]["met"], rows[name])
     self.assertFalse((cli.WORK / "bench/bench-checkpoint").exists())
-    for words, part in ((["gemm"], b"not built yet"), (["checkpiont"], b"checkpoint"), ([], b"wanted")):
+    for words, part in ((["memory"], b"not built yet"), (["checkpiont"], b"checkpoint"), ([], b"wanted")):
       code, _, err = cli.run("bench", *words)
       self.assertEqual(code, 64, err)
       self.assertIn(part, err)
