@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <bit>
 #include <exception>
 
 #ifdef __SANITIZE_ADDRESS__
@@ -44,6 +46,7 @@ namespace {
 
 constexpr int kWarp = 32;
 constexpr size_t kStackBytes = 64 * 1024;
+constexpr size_t kStackStride = kStackBytes + 320;  // lanes that lie apart in the cache
 constexpr int kMostThreads = 1024;
 
 enum class State : uint8_t { ready, at_barrier, at_warp, done };
@@ -57,7 +60,7 @@ const char* name_of(WarpOp op) {
 
 bool same(const std::source_location& a, const std::source_location& b) {
   return a.line() == b.line() && a.column() == b.column() &&
-         std::strcmp(a.file_name(), b.file_name()) == 0;
+         (a.file_name() == b.file_name() || std::strcmp(a.file_name(), b.file_name()) == 0);
 }
 
 std::string text(const std::source_location& at) {
@@ -88,23 +91,24 @@ struct Device::Fiber {
   Exchange exchange = nullptr;
 };
 
-// One stack per thread of a block, used again by each block, and the place of who resumes.
+// One stack per thread of a block, used again by each block, and the place of the scheduler.
 struct Device::Stacks {
   char* memory;
   void* scheduler = nullptr;
   void* scheduler_fake_stack = nullptr;
   const void* scheduler_bottom = nullptr;
   size_t scheduler_size = 0;
+  bool from_scheduler = false;  // a fiber that arrives learns where the scheduler's stack is
   std::exception_ptr error;
 
   Stacks() {
-    void* p = mmap(nullptr, kStackBytes * kMostThreads, PROT_READ | PROT_WRITE,
+    void* p = mmap(nullptr, kStackStride * kMostThreads, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) throw std::bad_alloc();
     memory = static_cast<char*>(p);
   }
-  ~Stacks() { munmap(memory, kStackBytes * kMostThreads); }
-  char* bottom(int thread) const { return memory + static_cast<size_t>(thread) * kStackBytes; }
+  ~Stacks() { munmap(memory, kStackStride * kMostThreads); }
+  char* bottom(int thread) const { return memory + static_cast<size_t>(thread) * kStackStride; }
 };
 
 Limits limits_of(const std::string& architecture) {
@@ -119,11 +123,6 @@ Limits limits_of(const std::string& architecture) {
     return limits;
   }
   throw std::invalid_argument("no such architecture: " + architecture);
-}
-
-Device& device() {
-  static Device device;
-  return device;
 }
 
 Device::Device() : limits_(limits_of("sm_80")), stacks_(std::make_unique<Stacks>()) {}
@@ -171,9 +170,11 @@ void Device::run(const char* kernel, dim3 grid, dim3 block, size_t shared_bytes,
   gridDim = grid;
   blockDim = block;
   fibers_.assign(threads, Fiber{});
+  index_.resize(threads);
+  for (size_t t = 0; t < threads; ++t) index_[t] = index_of(static_cast<int>(t));
 #ifdef __SANITIZE_ADDRESS__
   // A violation leaves fibers where they are, and the marks of their frames on stacks used again.
-  __asan_unpoison_memory_region(stacks_->memory, kStackBytes * threads);
+  __asan_unpoison_memory_region(stacks_->memory, kStackStride * threads);
 #endif
   for (unsigned z = 0; z < grid.z; ++z) {
     for (unsigned y = 0; y < grid.y; ++y) {
@@ -187,58 +188,110 @@ void Device::run(const char* kernel, dim3 grid, dim3 block, size_t shared_bytes,
 
 void Device::enter() {
   Device& d = device();
-#ifdef __SANITIZE_ADDRESS__
-  __sanitizer_finish_switch_fiber(nullptr, &d.stacks_->scheduler_bottom,
-                                  &d.stacks_->scheduler_size);
-#endif
+  d.arrive(nullptr);
   try {
     (*d.body_)();
   } catch (...) {
     d.stacks_->error = std::current_exception();
   }
-  Fiber& fiber = d.fibers_[static_cast<size_t>(d.current_)];
-  fiber.state = State::done;
-#ifdef __SANITIZE_ADDRESS__
-  __sanitizer_start_switch_fiber(nullptr, d.stacks_->scheduler_bottom, d.stacks_->scheduler_size);
-#endif
-  shardrun_virtual_cuda_switch(&fiber.stack_pointer, d.stacks_->scheduler);
+  int next = -1;
+  try {
+    d.fibers_[static_cast<size_t>(d.current_)].state = State::done;
+    if (!d.stacks_->error) next = d.next_of_warp();
+  } catch (...) {
+    d.stacks_->error = std::current_exception();
+  }
+  d.go(d.fibers_[static_cast<size_t>(d.current_)], next);
   __builtin_unreachable();
 }
 
-void Device::resume(int thread) {
-  Fiber& fiber = fibers_[static_cast<size_t>(thread)];
-  current_ = thread;
-  threadIdx = index_of(thread);
+// From a fiber to another thread's, or to the scheduler (-1). Returns when `from` goes on, never where
+// it is done.
+void Device::go(Fiber& from, int to) {
+  const bool over = from.state == State::done;
 #ifdef __SANITIZE_ADDRESS__
-  __sanitizer_start_switch_fiber(&stacks_->scheduler_fake_stack, stacks_->bottom(thread),
+  __sanitizer_start_switch_fiber(over ? nullptr : &from.fake_stack,
+                                 to < 0 ? stacks_->scheduler_bottom : stacks_->bottom(to),
+                                 to < 0 ? stacks_->scheduler_size : kStackBytes);
+#endif
+  if (to >= 0) {
+    current_ = to;
+    threadIdx = index_[static_cast<size_t>(to)];
+  }
+  shardrun_virtual_cuda_switch(
+      &from.stack_pointer,
+      to < 0 ? stacks_->scheduler : fibers_[static_cast<size_t>(to)].stack_pointer);
+  if (!over) arrive(from.fake_stack);
+}
+
+void Device::arrive([[maybe_unused]] void* fake_stack) {
+#ifdef __SANITIZE_ADDRESS__
+  const void* bottom = nullptr;
+  size_t size = 0;
+  __sanitizer_finish_switch_fiber(fake_stack, &bottom, &size);
+  if (stacks_->from_scheduler) {
+    stacks_->scheduler_bottom = bottom;
+    stacks_->scheduler_size = size;
+  }
+#endif
+  stacks_->from_scheduler = false;
+}
+
+// The running thread, whose state says what it waits for, lets others go on.
+void Device::wait() {
+  Fiber& fiber = fibers_[static_cast<size_t>(current_)];
+  const int next = next_of_warp();
+  if (next != current_) go(fiber, next);
+}
+
+// A thread of the running thread's warp that can go on, after an operation that is now complete; -1:
+// none can. The running thread is one of them no longer.
+int Device::next_of_warp() {
+  ready_ &= ~(1u << current_ % kWarp);
+  if (ready_ == 0 && !release_warp()) return -1;
+  const int turned = std::countr_zero(std::rotr(ready_, first_));
+  return current_ / kWarp * kWarp + (turned + first_) % kWarp;
+}
+
+// SplitMix64.
+uint64_t Device::draw() {
+  if (draw_ == 0) return 0;
+  uint64_t x = draw_ += 0x9e3779b97f4a7c15u;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+  return x ^ (x >> 31);
+}
+
+// The scheduler: until no lane can go on.
+void Device::run_warp(int warp) {
+  const int begin = warp * kWarp, end = std::min(begin + kWarp, threads());
+  ready_ = 0;
+  for (int t = begin; t < end; ++t) {
+    if (fibers_[static_cast<size_t>(t)].state == State::ready) ready_ |= 1u << (t - begin);
+  }
+  if (ready_ == 0) return;
+  first_ = static_cast<int>(draw() % kWarp);
+  current_ = begin + (std::countr_zero(std::rotr(ready_, first_)) + first_) % kWarp;
+  threadIdx = index_[static_cast<size_t>(current_)];
+  stacks_->from_scheduler = true;
+#ifdef __SANITIZE_ADDRESS__
+  __sanitizer_start_switch_fiber(&stacks_->scheduler_fake_stack, stacks_->bottom(current_),
                                  kStackBytes);
 #endif
-  shardrun_virtual_cuda_switch(&stacks_->scheduler, fiber.stack_pointer);
+  shardrun_virtual_cuda_switch(&stacks_->scheduler,
+                               fibers_[static_cast<size_t>(current_)].stack_pointer);
 #ifdef __SANITIZE_ADDRESS__
   __sanitizer_finish_switch_fiber(stacks_->scheduler_fake_stack, nullptr, nullptr);
 #endif
   if (stacks_->error) std::rethrow_exception(std::exchange(stacks_->error, nullptr));
 }
 
-// Back to the scheduler until it resumes this thread.
-void Device::wait() {
-  Fiber& fiber = fibers_[static_cast<size_t>(current_)];
-#ifdef __SANITIZE_ADDRESS__
-  __sanitizer_start_switch_fiber(&fiber.fake_stack, stacks_->scheduler_bottom,
-                                 stacks_->scheduler_size);
-#endif
-  shardrun_virtual_cuda_switch(&fiber.stack_pointer, stacks_->scheduler);
-#ifdef __SANITIZE_ADDRESS__
-  __sanitizer_finish_switch_fiber(fiber.fake_stack, &stacks_->scheduler_bottom,
-                                  &stacks_->scheduler_size);
-#endif
-}
-
 void Device::run_block() {
   ++block_serial_;
   epoch_ = 0;
   static_bytes_ = 0;
-  warp_epoch_.assign(static_cast<size_t>((threads() + kWarp - 1) / kWarp), 0);
+  const int warps = (threads() + kWarp - 1) / kWarp;
+  warp_epoch_.assign(static_cast<size_t>(warps), 0);
   for (int t = 0; t < threads(); ++t) {
     // As if enter() had been called: a return address of its own, six registers, its address.
     void** top = reinterpret_cast<void**>(stacks_->bottom(t) + kStackBytes);
@@ -250,21 +303,24 @@ void Device::run_block() {
     fibers_[static_cast<size_t>(t)].state = State::ready;
   }
   for (;;) {
-    bool all_done = true;
-    for (int t = 0; t < threads(); ++t) {
-      if (fibers_[static_cast<size_t>(t)].state == State::ready) resume(t);
-      all_done = all_done && fibers_[static_cast<size_t>(t)].state == State::done;
-    }
-    if (all_done) return;
-    const bool warps = release_warps();
-    if (!release_barrier() && !warps) fail_stuck();
+    const int first = static_cast<int>(draw() % static_cast<uint64_t>(warps));
+    for (int k = 0; k < warps; ++k) run_warp((first + k) % warps);
+    const auto done = [](const Fiber& fiber) { return fiber.state == State::done; };
+    if (std::all_of(fibers_.begin(), fibers_.end(), done)) return;
+    if (!release_barrier()) fail_stuck();
   }
 }
 
-int Device::barrier(Vote vote, bool value, const std::source_location& at) {
+void Device::note(const std::source_location& at) {
+  ++waits_;
   const Site site{at.file_name(), at.line()};
-  if (skipped_ && *skipped_ == site) return value;
-  barriers_.insert(site);
+  if (site.file.data() == noted_.file.data() && site.line == noted_.line) return;
+  noted_ = site;
+  sites_.insert(site);
+}
+
+int Device::barrier(Vote vote, bool value, const std::source_location& at) {
+  if (is_left_out(at)) return value;
   Fiber& fiber = fibers_[static_cast<size_t>(current_)];
   fiber.state = State::at_barrier;
   fiber.at = at;
@@ -287,7 +343,7 @@ bool Device::release_barrier() {
                                                      : votes == threads();
   }
   ++epoch_;
-  ++barriers_passed_;
+  note(fibers_[0].at);
   return true;
 }
 
@@ -300,6 +356,9 @@ uint64_t Device::warp(WarpOp op, unsigned mask, uint64_t value, int argument, in
   }
   if (width < 1 || width > kWarp || (width & (width - 1)) != 0) {
     fail(fmt::format("{} at {} with width {}", name_of(op), text(at), width));
+  }
+  if (is_left_out(at) && op != WarpOp::exchange) {
+    return op == WarpOp::ballot ? (value != 0 ? mask : 0) : value;
   }
   Fiber& fiber = fibers_[static_cast<size_t>(current_)];
   fiber.state = State::at_warp;
@@ -331,54 +390,53 @@ void Device::run_exchange(int first) {
   fibers_[static_cast<size_t>(first)].exchange(lanes);
 }
 
-bool Device::release_warps() {
-  bool any = false;
-  for (int first = 0; first < threads(); first += kWarp) {
-    const int lanes = threads() - first < kWarp ? threads() - first : kWarp;
-    Fiber* warp = &fibers_[static_cast<size_t>(first)];
-    for (int l = 0; l < lanes; ++l) {
-      if (warp[l].state != State::at_warp) continue;
-      const Fiber leader = warp[l];
-      bool complete = true;
-      for (int k = 0; k < kWarp; ++k) {
-        if ((leader.mask >> k & 1u) == 0) continue;
-        complete = complete && k < lanes && warp[k].state == State::at_warp &&
-                   warp[k].op == leader.op && warp[k].mask == leader.mask &&
-                   same(warp[k].at, leader.at);
-      }
-      if (!complete) continue;
-      if (leader.op == WarpOp::exchange) run_exchange(first);
-      unsigned ballot = 0;
-      for (int k = 0; k < lanes; ++k) {
-        if ((leader.mask >> k & 1u) != 0 && warp[k].payload != 0) ballot |= 1u << k;
-      }
-      for (int k = 0; k < lanes; ++k) {
-        if ((leader.mask >> k & 1u) == 0) continue;
-        Fiber& fiber = warp[k];
-        const int segment = k / fiber.width * fiber.width;
-        int source = k;
-        if (fiber.op == WarpOp::shuffle_xor) source = k ^ fiber.argument;
-        if (fiber.op == WarpOp::shuffle_down) source = k + fiber.argument;
-        if (fiber.op == WarpOp::shuffle_up) source = k - fiber.argument;
-        if (fiber.op == WarpOp::shuffle_index) {
-          source = segment + (fiber.argument & (fiber.width - 1));
-        }
-        // Past the end of a segment a lane keeps its own; xor may look into earlier segments.
-        const int lowest = fiber.op == WarpOp::shuffle_xor ? 0 : segment;
-        if (source < lowest || source >= segment + fiber.width) source = k;
-        if (fiber.op != WarpOp::ballot && (leader.mask >> source & 1u) == 0) {
-          fail_at(first + k,
-                  fmt::format("{} at {} reads lane {}, which is not in the mask ({:08x})",
-                              name_of(fiber.op), text(fiber.at), source, leader.mask));
-        }
-        fiber.result = fiber.op == WarpOp::ballot ? ballot : warp[source].payload;
-        fiber.state = State::ready;
-      }
-      if (leader.op == WarpOp::sync) ++warp_epoch_[static_cast<size_t>(first / kWarp)];
-      any = true;
+// Of the running warp: whether an operation is complete, whose lanes are then ready.
+bool Device::release_warp() {
+  const int first = current_ / kWarp * kWarp;
+  const int lanes = threads() - first < kWarp ? threads() - first : kWarp;
+  Fiber* warp = &fibers_[static_cast<size_t>(first)];
+  for (int l = 0; l < lanes; ++l) {
+    if (warp[l].state != State::at_warp) continue;
+    const Fiber leader = warp[l];
+    bool complete = true;
+    for (int k = 0; k < kWarp; ++k) {
+      if ((leader.mask >> k & 1u) == 0) continue;
+      complete = complete && k < lanes && warp[k].state == State::at_warp &&
+                 warp[k].op == leader.op && warp[k].mask == leader.mask &&
+                 same(warp[k].at, leader.at);
     }
+    if (!complete) continue;
+    if (leader.op == WarpOp::exchange) run_exchange(first);
+    unsigned ballot = 0;
+    for (int k = 0; k < lanes; ++k) {
+      if ((leader.mask >> k & 1u) != 0 && warp[k].payload != 0) ballot |= 1u << k;
+    }
+    for (int k = 0; k < lanes; ++k) {
+      if ((leader.mask >> k & 1u) == 0) continue;
+      Fiber& fiber = warp[k];
+      const int segment = k / fiber.width * fiber.width;
+      int source = k;
+      if (fiber.op == WarpOp::shuffle_xor) source = k ^ fiber.argument;
+      if (fiber.op == WarpOp::shuffle_down) source = k + fiber.argument;
+      if (fiber.op == WarpOp::shuffle_up) source = k - fiber.argument;
+      if (fiber.op == WarpOp::shuffle_index) {
+        source = segment + (fiber.argument & (fiber.width - 1));
+      }
+      // Past the end of a segment a lane keeps its own; xor may look into earlier segments.
+      const int lowest = fiber.op == WarpOp::shuffle_xor ? 0 : segment;
+      if (source < lowest || source >= segment + fiber.width) source = k;
+      if (fiber.op != WarpOp::ballot && (leader.mask >> source & 1u) == 0) {
+        fail_at(first + k, fmt::format("{} at {} reads lane {}, which is not in the mask ({:08x})",
+                                       name_of(fiber.op), text(fiber.at), source, leader.mask));
+      }
+      fiber.result = fiber.op == WarpOp::ballot ? ballot : warp[source].payload;
+      fiber.state = State::ready;
+      ready_ |= 1u << k;
+    }
+    if (leader.op == WarpOp::sync) ++warp_epoch_[static_cast<size_t>(first / kWarp)];
   }
-  return any;
+  first_ = static_cast<int>(draw() % kWarp);
+  return ready_ != 0;
 }
 
 // No thread can go on: names one that waits and one that it waits for.
@@ -429,7 +487,7 @@ void Device::count_static_shared(uint64_t& seen_in, size_t bytes) {
 }
 
 std::vector<Device::Touched>& Device::dynamic_map(size_t elements) {
-  if (dynamic_block_ != block_serial_) dynamic_touched_.assign(elements, Touched{});
+  if (dynamic_block_ != block_serial_) dynamic_touched_.resize(elements);  // of earlier blocks
   dynamic_block_ = block_serial_;
   if (dynamic_touched_.size() != elements) fail("dynamic shared memory used as two types at once");
   return dynamic_touched_;

@@ -1,8 +1,9 @@
 // A CUDA device that is none: the test instrument that runs the kernels of kernels/cuda/ where
 // there is no GPU. It is included by force before each .cu file that the host compiler takes, and
 // by tests. The blocks of a launch run one after another, the threads of a block as fibers that
-// change places at barriers and warp operations only. What real hardware would let pass or hang on
-// is an error that names kernel, block and thread:
+// change places at barriers and warp operations only: one warp runs until all its lanes have left or
+// stand at the block's next barrier, then another; which, and which lane goes first, is drawn from the
+// seed. What real hardware would let pass or hang on is an error that names kernel, block and thread:
 //
 //   - a barrier that not all threads of the block reach, or not the same one
 //   - a shuffle or vote that not all lanes of its mask reach, or that reads a lane not in the mask
@@ -22,6 +23,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <source_location>
 #include <stdexcept>
@@ -72,7 +74,7 @@ struct Limits {
 // specifications per compute capability).
 Limits limits_of(const std::string& architecture);
 
-// A barrier in the source.
+// Where the source waits: a barrier of the block, or a warp operation, which waits for its lanes.
 struct Site {
   std::string_view file;  // the compiler's, for ever
   unsigned line;
@@ -98,10 +100,12 @@ class Device {
 
   // ---- For tests.
   void set_limits(const Limits& limits) { limits_ = limits; }
-  // Barriers met so far, and one that is left out from now on: what a test should notice.
-  const std::set<Site>& barriers() const { return barriers_; }
-  void skip_barrier(const Site* site) { skipped_ = site; }
-  int64_t barriers_passed() const { return barriers_passed_; }  // by any block
+  void set_seed(uint64_t seed) { draw_ = seed; }
+  // Sites met so far, and one that is left out from now on, which a test should notice: no one waits
+  // there, and each lane of a warp takes its own value for the others.
+  const std::set<Site>& sites() const { return sites_; }
+  void leave_out(std::optional<Site> site) { left_out_ = site; }
+  int64_t waits() const { return waits_; }  // of any block or warp
 
   // ---- For kernels and launch().
   void check_launch(const char* kernel, dim3 grid, dim3 block, size_t shared_bytes) const;
@@ -140,26 +144,39 @@ class Device {
   struct Stacks;
   static void enter();
   void run_block();
-  void resume(int thread);
+  void run_warp(int warp);
   void wait();
-  bool release_warps();
+  int next_of_warp();
+  void go(Fiber& from, int to);
+  void arrive(void* fake_stack);
+  bool release_warp();
   void run_exchange(int first);
   bool release_barrier();
+  void note(const std::source_location& at);
+  bool is_left_out(const std::source_location& at) const {
+    return left_out_ && left_out_->line == at.line() && left_out_->file == at.file_name();
+  }
+  uint64_t draw();
   [[noreturn]] void fail_stuck();
   [[noreturn]] void fail_at(int thread, const std::string& what) const;
   dim3 index_of(int thread) const;
   int threads() const { return static_cast<int>(blockDim.x * blockDim.y * blockDim.z); }
 
   Limits limits_;
-  std::set<Site> barriers_;
-  const Site* skipped_ = nullptr;
-  int64_t barriers_passed_ = 0;
+  std::set<Site> sites_;
+  Site noted_{};  // last
+  std::optional<Site> left_out_;
+  int64_t waits_ = 0;
+  uint64_t draw_ = 0;  // 0: in order
 
   const char* kernel_ = "";
   const std::function<void()>* body_ = nullptr;
   std::unique_ptr<Stacks> stacks_;
   std::vector<Fiber> fibers_;
+  std::vector<dim3> index_;  // of each thread
   int current_ = -1;
+  unsigned ready_ = 0;  // lanes of the warp that runs
+  int first_ = 0;       // the lane that goes first
   uint64_t block_serial_ = 0;
   uint64_t epoch_ = 0;  // barriers that the block has passed
   std::vector<uint64_t> warp_epoch_;
@@ -170,7 +187,10 @@ class Device {
   uint64_t dynamic_block_ = 0;
 };
 
-Device& device();
+inline Device& device() {
+  static Device device;
+  return device;
+}
 
 // Of runtime.cpp. `run` runs later, in the order of the stream; a device that is broken throws.
 void submit_kernel(CUstream_st* stream, const char* kernel, std::function<void()> run);

@@ -221,6 +221,7 @@ State::State() {
   if (const char* faults_text = from("FAIL")) add_faults(*this, faults_text, false);
   if (const char* drops = from("DROP")) add_faults(*this, drops, true);
   device().set_limits(limits_of(settings.architecture));
+  device().set_seed(settings.seed);
   make_devices(*this);
 }
 
@@ -240,6 +241,7 @@ void reset(const Settings& settings) {
   State& s = state();
   s.settings = settings;
   device().set_limits(limits_of(settings.architecture));
+  device().set_seed(settings.seed);
   s.faults.clear();
   s.faults_met = 0;
   s.calls.clear();
