@@ -16,14 +16,14 @@
 namespace shardrun {
 namespace {
 
-constexpr int64_t kSteps = 20, kLeaves = 4, kMicroBatch = 2;
+constexpr int64_t kSteps = 20, kLeaves = 4, kMicroBatch = 1;
 
 GptConfig tiny_gpt() {
   GptConfig gpt;
   gpt.layers = 2;
   gpt.heads = 2;
   gpt.channels = 32;
-  gpt.context = 32;
+  gpt.context = 16;
   gpt.vocabulary = 50;
   gpt.bias = true;
   gpt.dropout = 0.05f;
