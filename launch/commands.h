@@ -15,5 +15,6 @@ int run_generate(const Config& config, RankContext& ranks);
 int run_plan(const std::vector<std::string>& words);
 int run_checkpoint(const std::vector<std::string>& words);
 int run_report(const std::vector<std::string>& words);
+int run_slurm_script(const std::vector<std::string>& words);
 
 }  // namespace shardrun

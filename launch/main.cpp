@@ -43,13 +43,14 @@ constexpr std::string_view kNotBench[] = {"Data", "Trying out", "Generation", "O
 
 void print_usage() {
   std::puts("usage: shardrun SUBCOMMAND [CONFIG.textproto] [--flag value | --flag=value]...\n");
-  for (const Subcommand& sub : kRanked) std::printf("  %-11s%s\n", sub.name, sub.does);
+  for (const Subcommand& sub : kRanked) std::printf("  %-14s%s\n", sub.name, sub.does);
   std::puts(
-      "  plan       memory, FLOPs and traffic of a rank for any --world-size and stage\n"
-      "  data       text to tokens; inspects and checks token files\n"
-      "  checkpoint ls | verify | hash | export | import: a run's checkpoints, Hugging Face folders\n"
-      "  bench      WHAT: measurements as ratios to what the machine does plainly\n"
-      "  report     OUT: writes OUT/report.html, one page with the run's curves and numbers\n\n"
+      "  plan          memory, FLOPs and traffic of a rank for any --world-size and stage\n"
+      "  data          text to tokens; inspects and checks token files\n"
+      "  checkpoint    ls | verify | hash | export | import: checkpoints, Hugging Face folders\n"
+      "  bench         WHAT: measurements as ratios to what the machine does plainly\n"
+      "  report        OUT: writes OUT/report.html, one page with the run's curves and numbers\n"
+      "  slurm-script  prints a batch script for the given nodes, GPUs and time\n\n"
       "shardrun SUBCOMMAND --help lists the flags.");
 }
 
@@ -70,7 +71,7 @@ const Subcommand& ranked_subcommand(const std::string& name) {
     if (name == missing) throw UsageError("{}: not built yet (--help lists what is)", name);
   }
   const std::vector<std::string> names{"train", "smoke", "generate", "plan", "data", "checkpoint",
-                                       "report", "bench"};
+                                       "report", "bench", "slurm-script"};
   throw UsageError("unknown subcommand '{}'; the nearest is '{}' (--help lists all)", name,
                    nearest_name(name, names));
 }
@@ -90,6 +91,7 @@ int run(int argc, char** argv) {
   if (name == "checkpoint") return run_checkpoint(words);
   if (name == "report") return run_report(words);
   if (name == "plan") return run_plan(words);
+  if (name == "slurm-script") return run_slurm_script(words);
   CommandLine line;
   std::optional<Error> refused;
   const Subcommand* sub = nullptr;

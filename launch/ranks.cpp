@@ -28,6 +28,15 @@ static int environment_number(const char* name, int fallback) {
   return text ? std::atoi(text) : fallback;
 }
 
+// srun without a plugin gives its tasks nothing by which an MPI could find the others.
+static bool srun_without_pmix() {
+  if (!std::getenv("SLURM_STEP_ID") || !std::getenv("SLURM_PROCID")) return false;
+  for (const char* name : {"PMIX_RANK", "PMI_RANK", "PMI_FD", "OMPI_COMM_WORLD_RANK"}) {
+    if (std::getenv(name)) return false;
+  }
+  return true;
+}
+
 // What the launcher says about the number of processes; 0 when nothing launched this one.
 static int launched_size() {
   int size = 0;
@@ -37,6 +46,7 @@ static int launched_size() {
   if (std::getenv("SLURM_STEP_ID") && std::getenv("SLURM_PROCID")) {
     size = std::max(size, environment_number("SLURM_STEP_NUM_TASKS",
                                              environment_number("SLURM_NTASKS", 1)));
+    if (size == 1 && srun_without_pmix()) return 0;  // needs no MPI, and MPI would not start
   }
   if (std::getenv("PMIX_RANK")) size = std::max(size, 1);
   return size;
@@ -130,19 +140,23 @@ static int run_threads(int size, FunctionRef<int(RankContext&)> body) {
   return exit_code;
 }
 
+// The first process tells, all leave.
+static int refuse_singletons(int launched) {
+  if (environment_number("SLURM_PROCID", environment_number("PMI_RANK", 0)) == 0) {
+    std::fprintf(stderr,
+                 "shardrun: the launcher started %d processes, but MPI says that each is alone; "
+                 "use srun --mpi=pmix, or the mpirun of the MPI that shardrun was built with\n",
+                 launched);
+  }
+  return static_cast<int>(ExitCode::unavailable);
+}
+
 static int run_mpi(int* argc, char*** argv, int launched, FunctionRef<int(RankContext&)> body) {
+  // Open MPI would end each with a page of its own.
+  if (launched > 1 && srun_without_pmix()) return refuse_singletons(launched);
   std::unique_ptr<MpiSession> session = MpiSession::start(argc, argv);
   std::unique_ptr<Communicator> world = session->world();
-  if (world->size() == 1 && launched > 1) {
-    const int rank = environment_number("SLURM_PROCID", environment_number("PMI_RANK", 0));
-    if (rank == 0) {
-      std::fprintf(stderr,
-                   "shardrun: the launcher started %d processes, but MPI says that each is alone; "
-                   "use srun --mpi=pmix, or the mpirun of the MPI that shardrun was built with\n",
-                   launched);
-    }
-    return static_cast<int>(ExitCode::unavailable);
-  }
+  if (world->size() == 1 && launched > 1) return refuse_singletons(launched);
   RankContext context{*world, session->local_rank(), session->local_size(),
                       session->library_version()};
   try {
