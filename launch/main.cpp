@@ -38,7 +38,7 @@ constexpr Subcommand kRanked[] = {
     {"generate", "continues a prompt from a checkpoint", run_generate, kNotGenerate},
 };
 
-constexpr const char* kNotBuilt[] = {"doctor", "supervise"};
+constexpr const char* kNotBuilt[] = {"doctor"};
 constexpr std::string_view kNotBench[] = {"Data", "Trying out", "Generation", "Optimizer"};
 
 void print_usage() {
