@@ -11,6 +11,7 @@ namespace shardrun {
 
 int run_train(const Config& config, RankContext& ranks);
 int run_smoke(const Config& config, RankContext& ranks);
+int run_doctor(const Config& config, RankContext& ranks);
 int run_generate(const Config& config, RankContext& ranks);
 int run_plan(const std::vector<std::string>& words);
 int run_checkpoint(const std::vector<std::string>& words);

@@ -58,7 +58,7 @@ srun --mpi=pmix --gpu-bind=none --cpu-bind=cores --kill-on-bad-exit=1 \
   --cpus-per-task="$SLURM_CPUS_PER_TASK" "${SHARDRUN:-shardrun}" "$@"
 code=$?
 
-# 75: a checkpoint is written, run me again. A job that was cancelled saved, too, but stays cancelled.
+# 75: a checkpoint is written, run me again. A cancelled job saved, too, but stays cancelled.
 job=@job@
 if [ "$code" -eq 75 ]; then
   case "$(scontrol --oneliner show job "$job")" in
@@ -77,8 +77,10 @@ struct Options {
 
 // As bash reads it back to the same word.
 std::string quoted(const std::string& word) {
-  const bool plain = !word.empty() && word.find_first_not_of(
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./:=,+-") == word.npos;
+  const bool plain =
+      !word.empty() &&
+      word.find_first_not_of(
+          "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./:=,+-") == word.npos;
   if (plain) return word;
   std::string text = "'";
   for (const char c : word) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
@@ -96,9 +98,8 @@ using Values = std::vector<std::pair<std::string, std::string>>;
 std::string filled(std::string_view line, const Values& values) {
   std::string text;
   while (!line.empty()) {
-    const auto value = std::ranges::find_if(values, [&](const auto& each) {
-      return line.starts_with("@" + each.first + "@");
-    });
+    const auto value = std::ranges::find_if(
+        values, [&](const auto& each) { return line.starts_with("@" + each.first + "@"); });
     if (value == values.end()) {
       text += line.front();
       line.remove_prefix(1);
@@ -132,9 +133,9 @@ std::string what(const Options& options) {
   const std::string gpus =
       options.gpus == 0 ? fmt::format("{} rank{}", options.tasks, options.tasks == 1 ? "" : "s")
                         : fmt::format("{} GPU{}", options.gpus, options.gpus == 1 ? "" : "s");
-  const std::string node =
-      options.nodes == 1 ? fmt::format("One node with {}", gpus)
-                         : fmt::format("{} nodes with {} each", options.nodes, gpus);
+  const std::string node = options.nodes == 1
+                               ? fmt::format("One node with {}", gpus)
+                               : fmt::format("{} nodes with {} each", options.nodes, gpus);
   return (options.array.empty() ? "" : "Many runs, each: ") + node +
          (options.gpus > 0 ? ", a rank for each" : "");
 }
@@ -154,9 +155,10 @@ std::string slurm_script(std::span<const std::string> words) {
   std::vector<std::string> command(dashes == words.end() ? dashes : dashes + 1, words.end());
 
   Options options;
-  CLI::App app("prints a batch script: shardrun slurm-script [FLAGS] [-- SUBCOMMAND...] >job.sbatch\n"
-               "What the job does is given after `--`, or as words after the script's name to sbatch",
-               "shardrun slurm-script");
+  CLI::App app(
+      "prints a batch script: shardrun slurm-script [FLAGS] [-- SUBCOMMAND...] >job.sbatch\n"
+      "What the job does is given after `--`, or as words after the script's name to sbatch",
+      "shardrun slurm-script");
   app.allow_extras();
   const CLI::Range positive(int64_t{1}, int64_t{1} << 30);
   app.add_option("--nodes,-N", options.nodes, "nodes [1]")->check(positive);
@@ -178,11 +180,12 @@ std::string slurm_script(std::span<const std::string> words) {
     throw UsageError("slurm-script: {}", error.what());
   }
   if (const std::vector<std::string> unknown = app.remaining(); !unknown.empty()) {
-    const std::vector<std::string> names{"--nodes", "--gpus-per-node", "--tasks-per-node",
-                                         "--cpus-per-task", "--time", "--array", "--job-name",
-                                         "--module"};
-    throw UsageError("slurm-script: got '{}'; the nearest flag is {}, and the job's words come after --",
-                     unknown[0], nearest_name(unknown[0], names));
+    const std::vector<std::string> names{"--nodes",         "--gpus-per-node", "--tasks-per-node",
+                                         "--cpus-per-task", "--time",          "--array",
+                                         "--job-name",      "--module"};
+    throw UsageError(
+        "slurm-script: got '{}'; the nearest flag is {}, and the job's words come after --",
+        unknown[0], nearest_name(unknown[0], names));
   }
   require_slurm_word("time", options.time, "0123456789:-", "a time as 04:00:00 or 1-12:00:00");
   if (!options.array.empty()) {
@@ -193,8 +196,9 @@ std::string slurm_script(std::span<const std::string> words) {
                      "letters, digits, and _ . -");
   if (options.tasks == 0) options.tasks = options.gpus > 0 ? options.gpus : 1;
   if (options.gpus > 0 && options.tasks != options.gpus) {
-    throw UsageError("slurm-script: --tasks-per-node {}: got {} GPUs per node, wanted a rank for each",
-                     options.tasks, options.gpus);
+    throw UsageError(
+        "slurm-script: --tasks-per-node {}: got {} GPUs per node, wanted a rank for each",
+        options.tasks, options.gpus);
   }
   if (options.cpus == 0) options.cpus = options.gpus > 0 ? 8 : 1;
 
@@ -202,7 +206,9 @@ std::string slurm_script(std::span<const std::string> words) {
   std::vector<std::string> printed(words.begin(), words.end());
   return filled_template({
       {"what", what(options)},
-      {"usage", words_given ? "" : array ? " train --data FILE ..." : " train --data FILE --out OUT ..."},
+      {"usage", words_given ? ""
+                : array     ? " train --data FILE ..."
+                            : " train --data FILE --out OUT ..."},
       {"flags", printed.empty() ? "" : " " + quoted(printed)},
       {"job-name", options.name},
       {"nodes", std::to_string(options.nodes)},

@@ -4,6 +4,7 @@ they should.
 
 The parts that need SLURM's daemons (slurm_support.py) are skipped where those are missing.
 """
+import json
 import pathlib
 import re
 import shlex
@@ -172,6 +173,16 @@ class SlurmTest(unittest.TestCase):
     self.assertIn("2 processes", done.stderr)
     self.assertIn("srun --mpi=pmix", done.stderr)
     self.assertIn("0 failed, 1 rank over thread", self.slurm.run("srun", "-n", 1, *words))
+
+  def test_doctor(self):
+    """It knows srun and its PMIx, and one process that stands outside of a job's tasks."""
+    done = self.slurm.run("srun", "--mpi=pmix", "-n", 2, cli.BINARY, "doctor", "--json", check=None)
+    for rank in json.loads(done.stdout)["ranks"]:
+      self.assertEqual((rank["launcher"], rank["size"], rank["transport"]), ("srun", 2, "mpi"))
+      self.assertNotEqual(rank["pmix"], "")
+    done = self.slurm.run(cli.BINARY, "doctor", check=None, SLURM_NTASKS="2", SLURM_PROCID="0")
+    self.assertEqual(done.returncode, 69)
+    self.assertIn("the SLURM job has 2 tasks", done.stdout)
 
 
 if __name__ == "__main__":
