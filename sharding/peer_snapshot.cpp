@@ -369,7 +369,7 @@ CheckpointState restore(TrainStep& step, const PeerSet& set, Communicator& comm,
                          wanted[{spec.name, kind}].push_back({begin, to});
                          missing += to.numel();
                        });
-  std::vector<std::byte> block(kBlockBytes);
+  const HostBuffer block(stream.device(), kBlockBytes, "peer snapshot");
   CheckpointState state;
   for (const PeerSet::Part& part : set.parts) {
     const bool holds = part.holder == comm.rank();
@@ -400,7 +400,7 @@ CheckpointState restore(TrainStep& step, const PeerSet& set, Communicator& comm,
     for (uint64_t at = 0; at < header.data_bytes; at += kBlockBytes) {
       const auto bytes =
           static_cast<size_t>(std::min<uint64_t>(kBlockBytes, header.data_bytes - at));
-      const std::span piece = std::span(block).first(bytes);
+      const std::span piece(block.data(), bytes);
       if (holds) file.read(static_cast<int64_t>(header.data_begin + at), piece);
       comm.broadcast(piece, part.holder);
       take_block(manifest, wanted, static_cast<int64_t>(at), piece, stream);

@@ -45,12 +45,15 @@ std::vector<CheckpointPiece> pieces_of(TrainStep& step) {
 }
 
 const std::byte* StreamSource::fetch(const CheckpointPiece& piece, int64_t begin, int64_t count,
-                                     std::byte* scratch) {
+                                     std::byte*) {
   const ConstTensor part = piece.data.flat(begin, count);
   if (stream_.device() == nullptr) return static_cast<const std::byte*>(part.data());
-  copy_to_host(scratch, part, stream_);
+  constexpr size_t kMost = size_t{256} << 10;  // of a request
+  SHARDRUN_CHECK(part.bytes() <= kMost, "fetch of {} bytes, {} at most", part.bytes(), kMost);
+  if (!pinned_.data()) pinned_ = HostBuffer(stream_.device(), kMost, "a block of a save");
+  copy_to_host(pinned_.data(), part, stream_);
   stream_.synchronize();
-  return scratch;
+  return pinned_.data();
 }
 
 StateCopy::StateCopy(TrainStep& step, Memory& memory, Device* device) {

@@ -13,7 +13,7 @@ namespace shardrun {
 // Master (or bf16 parameter) and moments of the slices that this rank owns. They point into `step`.
 std::vector<CheckpointPiece> pieces_of(TrainStep& step);
 
-// Fetches pieces that may lie on a device.
+// Fetches pieces that may lie on a device, through a block of pinned memory.
 class StreamSource : public PieceSource {
  public:
   explicit StreamSource(Stream& stream) : stream_(stream) {}
@@ -22,6 +22,7 @@ class StreamSource : public PieceSource {
 
  private:
   Stream& stream_;
+  HostBuffer pinned_;
 };
 
 // Room for a copy of those pieces, so that a save can go on while the step changes them. It is

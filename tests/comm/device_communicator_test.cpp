@@ -305,6 +305,29 @@ TEST_F(DeviceCommunicator, EveryWaitOfStagingIsNeeded) {
   }
 }
 
+// Pinned memory goes when its copies have run, also where nobody else waits for them: those onto the
+// GPU of what came last, and those off the GPU of what a partner that failed is never sent.
+TEST_F(DeviceCommunicator, StagingOutlivesItsCopies) {
+  const int64_t n = static_cast<int64_t>(2 * kStagedBufferBytes / 2 / sizeof(float));
+  EXPECT_EQ(run(2,
+                [&](Communicator& host) {
+                  DeviceRank rank(host, Transport::staged, 0, host.rank());
+                  const OwnedTensor held = floats(rank, n);
+                  rank.comm->broadcast(held.tensor, 0, rank.stream);
+                  rank.comm.reset();
+                }),
+            "");
+  EXPECT_EQ(run(2,
+                [&](Communicator& host) {
+                  DeviceRank rank(host, Transport::staged, 0, host.rank());
+                  const OwnedTensor held = floats(rank, n);
+                  rank.stream.synchronize();
+                  if (host.rank() == 1) throw DataError("rank 1 has had enough");
+                  rank.comm->broadcast(held.tensor, 0, rank.stream);
+                }),
+            "rank 1 has had enough");
+}
+
 // ---- plans
 
 // The program that meta records is the one that the transport runs, on every rank.

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "kernels/adamw.h"
 #include "kernels/elementwise.h"
 #include "runtime/memory.h"
 #include "tests/virtual_cuda/runtime.h"
@@ -214,6 +215,34 @@ TEST_F(DeviceTest, KernelsWantDeviceMemory) {
   } catch (const std::exception& error) {
     EXPECT_NE(std::string(error.what()).find("is in no allocation"), std::string::npos)
         << error.what();
+  }
+}
+
+// Also where pointers travel inside of a structure.
+TEST_F(DeviceTest, AdamwWantsDeviceMemoryForEachTensor) {
+  const auto device = make_cuda_device(0);
+  Stream stream(*device, 256, Priority::compute);
+  const auto memory = make_heap_memory(device.get());
+  std::vector<float> host(kCount);
+  kernels::AdamwRange range;
+  range.end = kCount;
+  for (int wrong = -1; wrong < 4; ++wrong) {
+    std::vector<OwnedTensor> owned;
+    Tensor tensors[4];  // master, moments, gradient
+    for (int k = 0; k < 4; ++k) {
+      owned.push_back(allocate_tensor(*memory, Dtype::fp32, {kCount}, "x"));
+      kernels::fill(owned.back().tensor, 1.0f, stream);
+      tensors[k] = k == wrong ? Tensor(host.data(), Dtype::fp32, {kCount}) : owned.back().tensor;
+    }
+    std::string error;
+    try {
+      kernels::adamw(tensors[0], Tensor(), tensors[1], tensors[2], tensors[3], {}, {&range, 1},
+                     stream);
+    } catch (const std::exception& e) {
+      error = e.what();
+    }
+    stream.synchronize();
+    EXPECT_EQ(error.find("kernel adamw: byte") != std::string::npos, wrong >= 0) << error;
   }
 }
 

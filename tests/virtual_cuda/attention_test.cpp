@@ -143,30 +143,5 @@ TEST(VirtualFlash, HeadsThatAreTooLargeAreRefused) {
   EXPECT_THROW(run_on_device(t, Inputs(t, 0), 0), DeviceError);
 }
 
-// Each barrier is needed: without it some case is stopped or gives other bits.
-TEST(VirtualFlash, EveryBarrierIsNeeded) {
-  virtual_cuda::Device& device = virtual_cuda::device();
-  const AttentionCase t = {1, 131, 1, 32, Dtype::bf16, false, 0};
-  const Inputs in(t, 0);
-  const AttentionResult want = run_on_device(t, in, 0);
-  std::set<virtual_cuda::Site> barriers;
-  for (const virtual_cuda::Site& site : device.sites()) {
-    if (site.file.find("attention_") != std::string_view::npos) barriers.insert(site);
-  }
-  EXPECT_EQ(barriers.size(), 6u);
-  for (const virtual_cuda::Site& site : barriers) {
-    device.leave_out(site);
-    bool noticed = false;
-    try {
-      const AttentionResult got = run_on_device(t, in, 0);
-      noticed = !got.out.same_bits(want.out) || !got.dqkv.same_bits(want.dqkv);
-    } catch (const virtual_cuda::Violation&) {
-      noticed = true;
-    }
-    device.leave_out({});
-    EXPECT_TRUE(noticed) << "nothing misses the barrier at " << site.file << ":" << site.line;
-  }
-}
-
 }  // namespace
 }  // namespace shardrun

@@ -8,6 +8,8 @@
 #include <bit>
 #include <exception>
 
+#include "tests/virtual_cuda/sites.h"
+
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
@@ -125,7 +127,10 @@ Limits limits_of(const std::string& architecture) {
   throw std::invalid_argument("no such architecture: " + architecture);
 }
 
-Device::Device() : limits_(limits_of("sm_80")), stacks_(std::make_unique<Stacks>()) {}
+Device::Device()
+    : limits_(limits_of("sm_80")),
+      left_out_(left_out_of_kernels()),
+      stacks_(std::make_unique<Stacks>()) {}
 Device::~Device() = default;
 
 dim3 Device::index_of(int thread) const {
@@ -312,11 +317,10 @@ void Device::run_block() {
 }
 
 void Device::note(const std::source_location& at) {
-  ++waits_;
   const Site site{at.file_name(), at.line()};
   if (site.file.data() == noted_.file.data() && site.line == noted_.line) return;
   noted_ = site;
-  sites_.insert(site);
+  if (sites_.insert(site).second) list_site(site);
 }
 
 int Device::barrier(Vote vote, bool value, const std::source_location& at) {
@@ -433,6 +437,7 @@ bool Device::release_warp() {
       fiber.state = State::ready;
       ready_ |= 1u << k;
     }
+    if (leader.op != WarpOp::exchange) note(leader.at);
     if (leader.op == WarpOp::sync) ++warp_epoch_[static_cast<size_t>(first / kWarp)];
   }
   first_ = static_cast<int>(draw() % kWarp);

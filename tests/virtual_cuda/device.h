@@ -101,11 +101,9 @@ class Device {
   // ---- For tests.
   void set_limits(const Limits& limits) { limits_ = limits; }
   void set_seed(uint64_t seed) { draw_ = seed; }
-  // Sites met so far, and one that is left out from now on, which a test should notice: no one waits
-  // there, and each lane of a warp takes its own value for the others.
-  const std::set<Site>& sites() const { return sites_; }
+  // A wait that is left out from now on: no one waits there, and each lane of a warp takes its own
+  // value for the others'. Sites met are listed; sites.h has the environment variables.
   void leave_out(std::optional<Site> site) { left_out_ = site; }
-  int64_t waits() const { return waits_; }  // of any block or warp
 
   // ---- For kernels and launch().
   void check_launch(const char* kernel, dim3 grid, dim3 block, size_t shared_bytes) const;
@@ -166,7 +164,6 @@ class Device {
   std::set<Site> sites_;
   Site noted_{};  // last
   std::optional<Site> left_out_;
-  int64_t waits_ = 0;
   uint64_t draw_ = 0;  // 0: in order
 
   const char* kernel_ = "";
@@ -196,14 +193,18 @@ inline Device& device() {
 void submit_kernel(CUstream_st* stream, const char* kernel, std::function<void()> run);
 // Throws unless `data` is in device or pinned memory.
 void check_argument(const char* kernel, const void* data);
+// Throws where a word of a kernel's argument points to other memory of this process.
+void check_words(const char* kernel, const void* argument, size_t bytes);
 
-// A pointer, or a tensor's; what hides deeper in an argument is the address sanitizer's to find.
+// A pointer, a tensor's, or those of a structure.
 template <typename T>
 void check_argument_of(const char* kernel, const T& argument) {
   if constexpr (std::is_pointer_v<T>) {
     if (argument) check_argument(kernel, argument);
   } else if constexpr (requires { static_cast<const void*>(argument.data); }) {
     if (argument.data) check_argument(kernel, argument.data);
+  } else if constexpr (std::is_class_v<T>) {
+    check_words(kernel, &argument, sizeof argument);
   }
 }
 

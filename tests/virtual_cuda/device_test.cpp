@@ -306,5 +306,35 @@ TEST(Device, HoldsTheLimitsOfAnArchitecture) {
   EXPECT_THROW(virtual_cuda::limits_of("sm_1"), std::invalid_argument);
 }
 
+constexpr unsigned kExchangeLine = __LINE__;
+__global__ void exchange_kernel(int* out) {
+  __shared__ Shared<int, 64> numbers;
+  const int t = static_cast<int>(threadIdx.x);
+  numbers[t] = t;
+  __syncthreads();
+  const int other = numbers[63 - t];
+  out[t] = __shfl_xor_sync(kAll, other, 1);
+}
+
+// With nothing left out all is well under every order of lanes.
+TEST(Device, LeavesOutOneWait) {
+  virtual_cuda::Device& device = virtual_cuda::device();
+  std::vector<int> out(64);
+  const auto without = [&](unsigned line) {
+    device.leave_out(virtual_cuda::Site{__FILE__, kExchangeLine + line});
+    return violation(0, exchange_kernel, dim3(1), dim3(64), out.data());
+  };
+  expect_violation(without(5), {"reads element 63", "which no one wrote"});
+  EXPECT_EQ(without(7), "");
+  EXPECT_EQ(out[0], 63) << "a lane takes its own value";
+  device.leave_out({});
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    device.set_seed(seed);
+    run(exchange_kernel, dim3(1), dim3(64), out.data());
+    for (int t = 0; t < 64; ++t) EXPECT_EQ(out[static_cast<size_t>(t)], 63 - (t ^ 1));
+  }
+  device.set_seed(0);
+}
+
 }  // namespace
 }  // namespace shardrun

@@ -9,7 +9,9 @@
 //
 // Memory is NaN in every floating format when it comes and when it goes. A call that names memory
 // outside of an allocation fails and says so, as does a kernel given a pointer to host memory; the
-// 256 bytes around each allocation are watched, by the address sanitizer where it is built in. A
+// 256 bytes around each allocation are watched, by the address sanitizer where it is built in. Pinned
+// memory that is freed while a copy still has to come by ends the program, as nobody looks at what
+// destructors are told. (cudaFree waits for the device, of cudaFreeHost that is promised nowhere.) A
 // violation inside a kernel is an error of the device: from then on every call fails with its text.
 //
 // State belongs to a virtual device; threads choose theirs by cudaSetDevice, and ranks may be
@@ -23,6 +25,7 @@
 
 #include <cuda_runtime.h>
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -87,6 +90,8 @@ struct Work {
   // that has one waits for others than this device: past the deadline that is an error, and a
   // thread of this library brings it forward while the host is busy elsewhere.
   std::function<bool()> ready;
+  // Of a copy: from where and to where, `bytes` each. Pinned memory among them must outlive it.
+  std::array<const void*, 2> ends{};
 };
 // The calling thread's device, on which the stream must be. Refuses like a CUDA call: an error of
 // the device, cudaErrorInvalidResourceHandle. On the default stream it runs before this returns.

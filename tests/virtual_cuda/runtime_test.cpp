@@ -286,6 +286,18 @@ TEST_F(VirtualRuntime, FreeingTwiceAndWhatIsNotThere) {
   reset();
 }
 
+TEST_F(VirtualRuntime, PinnedMemoryOutlivesItsCopies) {
+  void* pinned = nullptr;
+  for (const bool off : {true, false}) {
+    OK(cudaMallocHost(&pinned, kBytes));
+    void *to = off ? pinned : device, *from = off ? device : pinned;
+    OK(cudaMemcpyAsync(to, from, kBytes, cudaMemcpyDefault, a));
+    EXPECT_DEATH(cudaFreeHost(pinned), "freed before the copy #[0-9]+ .* on stream 1 of device 0");
+    OK(cudaStreamSynchronize(a));
+    OK(cudaFreeHost(pinned));
+  }
+}
+
 #ifndef __SANITIZE_ADDRESS__
 TEST_F(VirtualRuntime, OverrunsAreMetWhenFreed) {
   for (const int at : {-1, 8}) {

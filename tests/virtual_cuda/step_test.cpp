@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <limits>
 
 #include "runtime/device.h"
+#include "sharding/snapshot.h"
 #include "tests/sharding/odd_model.h"
 #include "tests/sharding/step_fixture.h"
 #include "tests/virtual_cuda/runtime.h"
@@ -262,6 +264,52 @@ TEST_F(VirtualStep, EvaluatesLikeTheCpu) {
 TEST_F(VirtualStep, RefusesTokensThatTheModelLacks) {
   StepCase c = case_of(kNumbers[0]);
   c.make_leaves = [] { return std::make_unique<SyntheticLeaves>(14); };
+  EXPECT_THROW(run(c, 0), DataError);
+}
+
+// A copy is whole when take() returns: another thread writes it while the GPU trains on.
+TEST_F(VirtualStep, ACopyForASaveIsWholeAtOnce) {
+  const auto device = make_cuda_device(0);
+  Stream stream(*device, size_t{1} << 20, Priority::compute);
+  const auto memory = make_heap_memory(device.get());
+  const auto group = ThreadGroup::make(1);
+  const auto host = group->communicator(0);
+  const auto comm = make_staged_communicator(*host, *device);
+  const std::unique_ptr<Model> model = case_of(kNumbers[0]).make_model();
+  StepOptions options;
+  options.micro_batch = options.global_batch = 2;
+  options.seq_len = 4;
+  TrainStep step(*model, options, "none", *comm, *memory, stream);
+  step.initialize();
+  SyntheticLeaves leaves(13);
+  step(0, 1e-2, leaves);
+  StateCopy copy(step, *memory, device.get());
+  const std::vector<CheckpointPiece> copied = copy.take(step, stream), pieces = pieces_of(step);
+  std::vector<std::vector<std::byte>> seen;
+  for (const CheckpointPiece& piece : copied) {
+    const auto* data = static_cast<const std::byte*>(piece.data.data());
+    seen.emplace_back(data, data + piece.data.bytes());
+  }
+  ASSERT_EQ(copied.size(), pieces.size());
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const HostView now(pieces[i].data, stream);
+    EXPECT_EQ(std::memcmp(seen[i].data(), now.data(), seen[i].size()), 0) << pieces[i].name;
+  }
+}
+
+// Batches of earlier micro-steps may not have been read yet when a later one fails.
+class LeavesThatEnd : public SyntheticLeaves {
+ public:
+  LeavesThatEnd() : SyntheticLeaves(13) {}
+  void training_leaf(int64_t step, int64_t leaf, Tensor tokens, Tensor targets) override {
+    if (leaf == 2) throw DataError("leaf 2 is not there");
+    SyntheticLeaves::training_leaf(step, leaf, tokens, targets);
+  }
+};
+
+TEST_F(VirtualStep, MemoryOutlivesAStepThatFails) {
+  StepCase c = case_of(kNumbers[0]);
+  c.make_leaves = [] { return std::make_unique<LeavesThatEnd>(); };
   EXPECT_THROW(run(c, 0), DataError);
 }
 
