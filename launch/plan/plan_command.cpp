@@ -26,6 +26,14 @@ std::map<std::string, size_t> by_label(const std::vector<MemoryPlan::Block>& blo
   return sums;
 }
 
+// Of a GPU's tensors as RankDevice chooses it, where NCCL is in the build; of the CPU's mpi.
+std::string transport_of(const Config& config, int world) {
+  const std::string& comm = config.comm();
+  if (comm == "nccl" || comm == "staged") return comm;
+  if (!parse_device(config.device()).cuda) return "mpi";
+  return comm == "auto" && world > 1 ? "nccl" : "staged";
+}
+
 }  // namespace
 
 int run_plan(const std::vector<std::string>& words) {
@@ -48,13 +56,19 @@ int run_plan(const std::vector<std::string>& words) {
   ThreadPool pool(1);
   Stream stream(DeviceKind::meta, detect_isa(), &pool);
   RecordingMemory recorder;
-  const bool of_gpus = config.comm() == "nccl" || config.comm() == "staged";
-  const auto comm = make_meta_communicator(0, world, of_gpus ? config.comm() : "mpi");
-  const size_t pinned = config.comm() == "staged" ? staged_host_bytes(world) : 0;
+  const std::string transport = transport_of(config, world);
+  const bool on_gpu = transport != "mpi";
+  const size_t workspace = on_gpu ? static_cast<size_t>(config.workspace()) : 0;
+  const auto comm = make_meta_communicator(0, world, transport);
   NoLeaves leaves;
   TrainStep step(model, options, scaler_policy(config), *comm, recorder, stream);
+  RecordingMemory pinned_copy;
   std::optional<StateCopy> copy;
-  if (saves_beside_training(config)) copy.emplace(step, recorder, nullptr);
+  if (saves_beside_training(config)) {
+    copy.emplace(step, on_gpu ? pinned_copy : recorder, nullptr);
+  }
+  const size_t pinned =
+      (transport == "staged" ? staged_host_bytes(world) : 0) + (on_gpu && copy ? copy->bytes() : 0);
   step.initialize();
   const WorkCount before = stream.work();
   const Traffic traffic_before = comm->traffic();
@@ -71,6 +85,7 @@ int run_plan(const std::vector<std::string>& words) {
                                 {"precision", config.precision()},
                                 {"arena_bytes", plan.arena_bytes()},
                                 {"persistent_bytes", plan.persistent_bytes},
+                                {"workspace_bytes", workspace},
                                 {"pinned_bytes", pinned},
                                 {"persistent", by_label(plan.persistent)},
                                 {"flops_per_step", flops},
@@ -100,9 +115,13 @@ int run_plan(const std::vector<std::string>& words) {
                                               1.0)
                                    : 0.0);
   }
-  if (pinned > 0) {
-    std::printf("  beside it    %s of pinned host memory, to stage tensors\n",
+  if (on_gpu) {
+    std::printf("  beside it    %s of workspace (--workspace), %s of pinned host memory\n",
+                bytes_text(static_cast<double>(workspace)).c_str(),
                 bytes_text(static_cast<double>(pinned)).c_str());
+    std::printf("fits a GPU with %s free, beside what its driver%s\n",
+                bytes_text(static_cast<double>(plan.arena_bytes() + workspace)).c_str(),
+                transport == "nccl" ? " and NCCL take" : " takes");
   }
   std::printf("a step of this rank: %lld micro-step%s, %sFLOP, %s sent\n",
               static_cast<long long>(batch.micro_steps), batch.micro_steps == 1 ? "" : "s",

@@ -141,11 +141,12 @@ void RankDevice::plan_memory(const RankContext& ranks, int64_t micro_batch, Rehe
 std::string RankDevice::does_not_fit(const RankContext& ranks, int64_t micro_batch, size_t free,
                                      Rehearsal rehearsal) {
   const auto text = [](size_t bytes) { return bytes_text(static_cast<double>(bytes)); };
-  std::string message =
-      fmt::format("{} has too little memory: asked {} ({} kept, {} in a step), free {} of {}",
-                  name(), text(plan_.arena_bytes()), text(plan_.persistent_bytes),
-                  text(plan_.arena_bytes() - plan_.persistent_bytes), text(free),
-                  text(gpu_->info().total_bytes));
+  std::string message = fmt::format(
+      "{} has too little memory: asked {} ({} kept, {} in a step) beside a workspace of "
+      "{} (--workspace), free {} of {}",
+      name(), text(plan_.arena_bytes()), text(plan_.persistent_bytes),
+      text(plan_.arena_bytes() - plan_.persistent_bytes), text(stream_->workspace_bytes()),
+      text(free), text(gpu_->info().total_bytes));
   int64_t fits = 0, too_large = micro_batch;
   size_t needs = 0;
   while (too_large - fits > 1) {

@@ -172,7 +172,8 @@ TEST_F(RankDevices, TooLittleMemoryNamesTheMicroBatchThatFits) {
       memory.end();
     };
     expect_error(ExitCode::unavailable,
-                 {"asked 74.0 MiB", "10.0 MiB kept", "64.0 MiB in a step", "free 47.0 MiB",
+                 {"asked 74.0 MiB", "10.0 MiB kept", "64.0 MiB in a step",
+                  "a workspace of 1.0 MiB (--workspace)", "free 47.0 MiB",
                   "--micro-batch 9 is the largest that fits (46.0 MiB)"},
                  [&] { device.plan_memory(context, 16, rehearsal); });
     expect_error(ExitCode::unavailable, {"No micro-batch fits", "--zero"}, [&] {
