@@ -50,25 +50,62 @@ StepResult run(const StepCase& c, uint64_t seed) {
   return run_steps(c);
 }
 
-TEST(NcclStep, HasTheBitsOfOneRank) {
-  uint64_t seed = 100;
-  for (const Numbers& numbers : kNumbers) {
-    const StepResult expected = run(case_of(numbers), 0);
-    for (const int world : {1, 2, 3, 4}) {
-      for (const int zero : {0, 1, 2, 3}) {
-        for (int turn = 0; turn < 4; ++turn) {
-          StepCase c = case_of(numbers);
-          c.nccl = true;
-          c.world_size = world;
-          c.zero = zero;
-          c.arena = turn % 2 == 0;
-          expect_same(expected, run(c, ++seed), fmt::format("{} seed {}", c.text(), seed));
-          if (testing::Test::HasFailure()) return;
-        }
+// With attention, dropout and tied weights.
+StepCase gpt_case(const Numbers& numbers) {
+  StepCase c = case_of(numbers);
+  c.make_model = nullptr;
+  c.gpt = tiny_gpt();
+  c.gpt.layers = 1;
+  c.gpt.context = 8;
+  c.leaves = 3;
+  return c;
+}
+
+// All world sizes and stages against one rank at stage 0, each under `seeds` schedules of its own.
+void expect_one_set_of_bits(const StepCase& base, int seeds, uint64_t& seed) {
+  StepCase alone = base;
+  alone.zero = 0;
+  const StepResult expected = run(alone, 0);
+  ASSERT_EQ(expected.applied, base.steps) << base.text();
+  for (const int world : {1, 2, 3, 4}) {
+    for (const int zero : {0, 1, 2, 3}) {
+      for (int turn = 0; turn < seeds; ++turn) {
+        StepCase c = base;
+        c.nccl = true;
+        c.world_size = world;
+        c.zero = zero;
+        c.arena = turn % 2 == 0;
+        expect_same(expected, run(c, ++seed), fmt::format("{} seed {}", c.text(), seed));
+        if (testing::Test::HasFailure()) return;
       }
     }
   }
   EXPECT_EQ(virtual_cuda::living_nccl().communicators, 0);
+}
+
+TEST(NcclStep, HasTheBitsOfOneRank) {
+  uint64_t seed = 100;
+  for (const Numbers& numbers : kNumbers) {
+    expect_one_set_of_bits(case_of(numbers), 4, seed);
+    if (testing::Test::HasFailure()) return;
+  }
+}
+
+TEST(NcclStep, HasTheBitsOfOneRankInAGpt) {
+  uint64_t seed = 1000;
+  for (const Numbers& numbers : {kNumbers[1], kNumbers[2]}) {
+    expect_one_set_of_bits(gpt_case(numbers), 1, seed);
+    if (testing::Test::HasFailure()) return;
+  }
+}
+
+// Nightly: fifty seeds for each precision, world size and stage.
+TEST(NcclStep, DISABLED_FullProduct) {
+  uint64_t seed = 100000;
+  for (const Numbers& numbers : kNumbers) {
+    expect_one_set_of_bits(gpt_case(numbers), 50, seed);
+    if (testing::Test::HasFailure()) return;
+  }
 }
 
 TEST(NcclStep, OfNativeSumsIsTheSameUpToRounding) {

@@ -250,6 +250,33 @@ TEST_F(VirtualRuntime, CopiesOutsideOfAnAllocation) {
   EXPECT_TRUE(has(text(kind), "from host memory to host memory")) << text(kind);
 }
 
+// Both kinds are there: schedules in which one stream does most before another begins, and mixed ones.
+TEST_F(VirtualRuntime, SomeSeedsRunOneStreamFarAhead) {
+  constexpr int kEach = 200;
+  int a_ahead = 0, b_ahead = 0, mixed = 0;
+  for (uint64_t s = 1; s <= 90; ++s) {
+    seed(s);
+    keep_log(true);
+    for (int i = 0; i < kEach; ++i) {
+      OK(cudaMemsetAsync(device, 0, 1, a));
+      OK(cudaMemsetAsync(host, 0, 1, b));
+    }
+    OK(cudaDeviceSynchronize());
+    int lead = 0, most = 0, least = 0;  // of a over b
+    for (const Ran& ran : take_log()) {
+      lead += ran.stream == 1 ? 1 : -1;
+      most = std::max(most, lead);
+      least = std::min(least, lead);
+    }
+    a_ahead += most >= kEach * 3 / 4;
+    b_ahead += least <= -kEach * 3 / 4;
+    mixed += most < kEach / 3 && least > -kEach / 3;
+  }
+  EXPECT_GE(a_ahead, 5);
+  EXPECT_GE(b_ahead, 5);
+  EXPECT_GE(mixed, 20);
+}
+
 // ---- memory
 
 TEST_F(VirtualRuntime, NewMemoryIsNan) {

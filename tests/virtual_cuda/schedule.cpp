@@ -33,6 +33,12 @@ uint64_t eagerness(uint64_t seed) {
   return seed == 0 ? 0 : kOneIn[seed % 3];
 }
 
+// Half of the seeds let one stream go on until it has to wait, for long, before another has its turn;
+// the others mix them.
+bool runs_far_ahead(uint64_t seed) {
+  return seed / 3 % 2 == 1;
+}
+
 CUstream_st* pick(VirtualDevice& device) {
   std::vector<CUstream_st*> candidates;
   for (auto& stream : device.streams) {
@@ -46,8 +52,7 @@ CUstream_st* pick(VirtualDevice& device) {
       return a->queue.front().given < b->queue.front().given;
     });
   }
-  // Even chances would never let one stream run far ahead of another.
-  if (device.draw() % 32 == 0) {
+  if (device.draw() % (runs_far_ahead(state().settings.seed) ? 1024 : 32) == 0) {
     for (auto& stream : device.streams) draw_weight(device, *stream);
   }
   uint64_t sum = 0;
@@ -104,7 +109,9 @@ void help(const std::stop_token& stop) {
 }  // namespace
 
 void draw_weight(VirtualDevice& device, CUstream_st& stream) {
-  stream.weight = uint64_t{1} << device.draw() % 8;
+  const uint64_t seed = state().settings.seed;
+  stream.weight =
+      uint64_t{1} << (runs_far_ahead(seed) ? device.draw() % 4 * 13 : device.draw() % 8);
 }
 
 void begin_schedule(VirtualDevice& device) {
