@@ -144,7 +144,10 @@ class Communicator {
                                  Memory& memory, Stream& stream) = 0;
   virtual bool reduces(Dtype wire) const { return wire == Dtype::fp32; }
   virtual void do_broadcast(std::byte* bytes, size_t count, int root, Stream& stream);
-  virtual void do_synchronize(Stream& stream) { stream.synchronize(); }
+  virtual void do_synchronize(Stream& stream) {
+    require_alive();
+    stream.synchronize();
+  }
 
   virtual void do_all_gather_bytes(std::byte* all, const std::byte* mine, size_t bytes) = 0;
   virtual void do_exchange_bytes(const std::byte* mine, size_t slice_bytes, int senders,

@@ -176,6 +176,7 @@ class NcclCommunicator : public Communicator {
 
   void do_synchronize(Stream& stream) override {
     const Deadline deadline(deadline_seconds_);
+    require_nccl();
     reached_.record(stream);
     for (int64_t tries = 0; !reached_.done(); ++tries) {
       require_nccl();

@@ -112,19 +112,24 @@ void ShardState::initialize(Communicator& comm, Stream& stream) {
       }
     }
   }
-  refresh_compute(true, comm, stream);
+  refresh_compute(comm, stream);
 }
 
-void ShardState::refresh_compute(bool from_master, Communicator& comm, Stream& stream) {
-  const int zero = plan_.options().zero;
+void ShardState::refresh_compute(Communicator& comm, Stream& stream) {
   for (UnitState& unit : units_) {
     for (SegmentState& part : unit.segments) {
-      const Tensor& copy = zero == 0 ? part.compute_full : part.compute_slice;
-      if (from_master && part.master.present() && copy.dtype() != Dtype::fp32) {
+      const Tensor& copy = plan_.options().zero == 0 ? part.compute_full : part.compute_slice;
+      if (part.master.present() && copy.dtype() != Dtype::fp32) {
         kernels::cast(copy, part.master, stream);
       }
-      if (zero == 1 || zero == 2) comm.all_gather(part.compute_full, part.compute_slice, stream);
     }
+    if (gathers_compute()) gather_compute(unit, comm, stream);
+  }
+}
+
+void ShardState::gather_compute(UnitState& unit, Communicator& comm, Stream& stream) {
+  for (SegmentState& part : unit.segments) {
+    comm.all_gather(part.compute_full, part.compute_slice, stream);
   }
 }
 

@@ -51,9 +51,11 @@ class ShardState {
 
   // Sets initial values: a function of (seed, name, element), whatever the shards.
   void initialize(Communicator& comm, Stream& stream);
-  // After masters changed (or were loaded): makes compute copies from them where `from_master`, then
-  // gathers whole copies at stages 1 and 2.
-  void refresh_compute(bool from_master, Communicator& comm, Stream& stream);
+  // After masters were loaded: makes the compute copies from them, whole ones at stages 0 to 2.
+  void refresh_compute(Communicator& comm, Stream& stream);
+  // After a unit's slices changed: gathers its whole copy. Stages 1 and 2.
+  static void gather_compute(UnitState& unit, Communicator& comm, Stream& stream);
+  bool gathers_compute() const { return plan_.options().zero == 1 || plan_.options().zero == 2; }
 
   const ShardPlan& plan() const { return plan_; }
   std::vector<UnitState>& units() { return units_; }

@@ -9,13 +9,16 @@
 namespace shardrun {
 
 ShardedRunner::ShardedRunner(const Model& model, ShardState& state, const LeafPlan& leaves,
-                             Communicator& comm, Memory& memory, Stream& stream,
-                             RunnerOptions options)
-    : UnitRunner(model, memory, stream, gradient_math(), options),
+                             Communicator& comm, Memory& memory, const Lanes& lanes,
+                             RunnerOptions options, Prefetch prefetch)
+    : UnitRunner(model, memory, lanes.compute, gradient_math(), options),
       state_(state),
       leaves_(leaves),
       comm_(comm),
       memory_(memory),
+      lanes_(lanes),
+      prefetch_(std::move(prefetch)),
+      lent_(memory, 64),
       lives_(model.units().size()) {
   for (size_t u = 0; u < lives_.size(); ++u) {
     const UnitPlan& plan = state.plan().units()[u];
@@ -29,7 +32,7 @@ ShardedRunner::ShardedRunner(const Model& model, ShardState& state, const LeafPl
   const int64_t places = by_step ? 2 * places_ : places_;
   found_ = allocate_tensor(memory, Dtype::int64, Shape{places}, "overflow places");
   for (HostBuffer* host : {&found_on_host_, &nothing_found_}) {
-    *host = HostBuffer(stream.device(), found_.tensor.bytes(), "overflow places");
+    *host = HostBuffer(stream().device(), found_.tensor.bytes(), "overflow places");
     std::fill_n(host->as<int64_t>(), places, kernels::kNothingFound);
   }
   waiting_.reserve(lives_.size());
@@ -45,16 +48,30 @@ void ShardedRunner::begin_micro_step(int64_t step, int64_t m) {
   leaf_ = leaves_.leaf(m, comm_.rank());
   backward_order_ = 0;
   stream().set_idle(leaf_ < 0);
+  if (!prefetch_.training.empty()) order_ = &prefetch_.training;
   begin_leaf({step, std::max<int64_t>(leaf_, 0)}, true);
 }
-
-void ShardedRunner::end_leaf() { free_lingering(); }
 
 void ShardedRunner::end_micro_step() {
   end_leaf();
   for (const Unit* unit : waiting_) reduce(*unit);
   waiting_.clear();
+  settle_reduction();
   stream().set_idle(false);
+}
+
+void ShardedRunner::begin_evaluation(int64_t leaf) {
+  stream().set_idle(leaf < 0);
+  if (!prefetch_.evaluation.empty()) order_ = &prefetch_.evaluation;
+  begin_leaf({0, std::max<int64_t>(leaf, 0)}, false);
+}
+
+void ShardedRunner::end_leaf() {
+  SHARDRUN_CHECK(!order_ || next_ == order_->size(), "a leaf used {} units, planned {}", next_,
+                 order_->size());
+  order_ = nullptr;
+  next_ = 0;
+  free_lingering();
 }
 
 // ---- parameters
@@ -67,52 +84,82 @@ ConstTensor ShardedRunner::parameter(ParameterRef ref) {
   return full.flat(place.offset, place.padded_numel).reshaped(place.spec->padded_shape());
 }
 
+// Units that the calls after this use need, or that this call needs beside it.
+std::span<const UnitUse> ShardedRunner::soon() const {
+  if (!order_) return {};
+  const int last_call = (*order_)[next_ - 1].call + prefetch_.units;
+  size_t end = next_;
+  while (end < order_->size() && (*order_)[end].call <= last_call) ++end;
+  return {order_->data() + next_, end - next_};
+}
+
+void ShardedRunner::next_use(const Unit& unit) {
+  if (!order_) return;
+  SHARDRUN_CHECK(next_ < order_->size() && (*order_)[next_].unit == unit.index(),
+                 "use {} of a unit in this leaf is of {}, planned {}", next_, unit.path(),
+                 next_ < order_->size() ? model().units()[(*order_)[next_].unit]->path() : "no more");
+  ++next_;
+}
+
 // [Note: lingering] What was released stays gathered until another unit needs the room or a gradient is
-// reduced. So the last unit of forward, which is the first of backward, is gathered once.
+// reduced, and longer when it is needed soon. So the last unit of forward, which is the first of
+// backward, is gathered once.
 void ShardedRunner::acquire(const Unit& unit) {
+  if (state_.plan().options().zero < 3) return;
+  next_use(unit);
   UnitLife& life = lives_[unit.index()];
-  if (state_.plan().options().zero < 3 || life.acquired++ > 0) return;
-  if (life.lingers) {
-    life.lingers = false;
-    lingering_.erase(std::find(lingering_.begin(), lingering_.end(), &unit));
-    return;
-  }
+  if (life.acquired++ > 0) return;
+  const bool lingered = std::erase(lingering_, &unit) > 0;
+  if (lingered && !order_) return;
   free_lingering();
-  gather(unit);
+  if (!life.present) gather(unit);
+  life.arrival.settle(lanes_);
+  for (const UnitUse& use : soon()) {
+    if (!lives_[use.unit].present) gather(*model().units()[use.unit]);
+  }
 }
 
 void ShardedRunner::gather(const Unit& unit) {
   UnitLife& life = lives_[unit.index()];
+  life.present = true;
   UnitState& state = state_.units()[unit.index()];
+  const bool travels = comm_.size() > 1 && !state.segments.empty();
+  if (travels) life.arrival.begin(lanes_);
   for (size_t s = 0; s < state.segments.size(); ++s) {
     SegmentState& part = state.segments[s];
-    if (comm_.size() == 1) {  // the slice is the whole
+    if (!travels) {  // the slice is the whole
       part.compute_full = part.compute_slice;
       continue;
     }
     OwnedTensor full =
         allocate_tensor(memory_, part.plan->compute, Shape{part.plan->full}, "gathered parameters");
-    comm_.all_gather(full.tensor, part.compute_slice, stream());
+    comm_.all_gather(full.tensor, part.compute_slice, lanes_.communication);
     part.compute_full = full.tensor;
     life.gathered[s] = std::move(full.buffer);
   }
+  if (travels) life.arrival.end(lanes_);
 }
 
 void ShardedRunner::release(const Unit& unit) {
   UnitLife& life = lives_[unit.index()];
   if (state_.plan().options().zero < 3 || --life.acquired > 0) return;
-  life.lingers = true;
   lingering_.push_back(&unit);
 }
 
 void ShardedRunner::free_lingering() {
-  for (const Unit* unit : lingering_) {
+  const auto next = soon();
+  const auto is_soon = [&](const Unit* unit) {
+    return std::any_of(next.begin(), next.end(),
+                       [&](const UnitUse& use) { return use.unit == unit->index(); });
+  };
+  std::erase_if(lingering_, [&](const Unit* unit) {
+    if (is_soon(unit)) return false;
     UnitLife& life = lives_[unit->index()];
-    life.lingers = false;
+    life.present = false;
     for (SegmentState& part : state_.units()[unit->index()].segments) part.compute_full = Tensor();
     for (Buffer& buffer : life.gathered) buffer.reset();
-  }
-  lingering_.clear();
+    return true;
+  });
 }
 
 // ---- gradients
@@ -168,33 +215,40 @@ void ShardedRunner::gradients_complete(const Unit& unit) {
   }
 }
 
+// One reduction at a time is under way: this waits for the last.
 void ShardedRunner::reduce(const Unit& unit) {
   free_lingering();
+  settle_reduction();
   UnitLife& life = lives_[unit.index()];
   for (size_t s = 0; s < life.gradients.size(); ++s) {
-    reduce_segment(unit, static_cast<int>(s), life.gradients[s].tensor);
-    life.gradients[s] = OwnedTensor();
+    reduce_segment(unit, static_cast<int>(s), std::move(life.gradients[s]));
+    if (prefetch_.units == 0) settle_reduction();
   }
   life.has_gradients = false;
   life.backward_order = backward_order_++;
 }
 
-void ShardedRunner::reduce_segment(const Unit& unit, int segment, Tensor gradient) {
+void ShardedRunner::settle_reduction() {
+  reduction_.settle(lanes_);
+  lent_.clear();
+}
+
+void ShardedRunner::reduce_segment(const Unit& unit, int segment, OwnedTensor gradient) {
   SegmentState& part = state_.units()[unit.index()].segments[segment];
   const ShardOptions& options = state_.plan().options();
-  OwnedTensor rounded;
-  Tensor wire = gradient;
+  OwnedTensor wire = std::move(gradient);
   // A leaf's gradient is rounded to the wire dtype also at W = 1. Segments kept fp32 travel fp32.
   if (options.wire != Dtype::fp32 && part.plan->compute != Dtype::fp32) {
-    rounded = allocate_tensor(memory_, options.wire, gradient.shape(), "wire gradient");
-    kernels::cast(rounded.tensor, gradient, stream());
-    wire = rounded.tensor;
+    OwnedTensor rounded =
+        allocate_tensor(memory_, options.wire, wire.tensor.shape(), "wire gradient");
+    kernels::cast(rounded.tensor, wire.tensor, stream());
+    wire = std::move(rounded);
   }
   if (options.reduce_every == ReduceEvery::step) {
     if (leaf_ < 0) return;
     const auto mode = m_ == 0 ? kernels::FoldMode::assign : kernels::FoldMode::add;
-    kernels::fold(part.block_full, wire, mode, found(unit, segment), kernels::place_tag(leaf_, 0),
-                  stream());
+    kernels::fold(part.block_full, wire.tensor, mode, found(unit, segment),
+                  kernels::place_tag(leaf_, 0), stream());
     return;
   }
   LeafWindow window;
@@ -202,11 +256,16 @@ void ShardedRunner::reduce_segment(const Unit& unit, int segment, Tensor gradien
   window.count = std::min<int64_t>(comm_.size(), leaves_.leaves - window.first);
   window.total = leaves_.leaves;
   window.sum_block = options.sum_block;
+  reduction_.begin(lanes_);
   if (options.reduction == Reduction::native) {
-    comm_.native_sum(part.sum.total, found(unit, segment), wire, window, memory_, stream());
-    return;
+    comm_.native_sum(part.sum.total, found(unit, segment), wire.tensor, window, lent_,
+                     lanes_.communication);
+  } else {
+    comm_.exchange_sum(part.sum, found(unit, segment), wire.tensor, window, lent_,
+                       lanes_.communication);
   }
-  comm_.exchange_sum(part.sum, found(unit, segment), wire, window, memory_, stream());
+  lent_.keep(std::move(wire.buffer));
+  reduction_.end(lanes_);
 }
 
 void ShardedRunner::finish_sums() {

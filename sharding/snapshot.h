@@ -49,7 +49,7 @@ CheckpointState state_of(const TrainStep& step, int64_t steps_done);
 void check_holds(TrainStep& step, const CheckpointReader& reader, bool moments);
 
 // Masters, moments, counters, scaler. No communication: each rank may fail alone; once all are through,
-// they call ShardState::refresh_compute(true, ...). DataError where the set does not hold this model.
+// they call ShardState::refresh_compute(...). DataError where the set does not hold this model.
 void restore(TrainStep& step, CheckpointReader& reader);
 
 // The part of it that is no tensor; `where` is for messages.

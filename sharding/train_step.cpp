@@ -40,6 +40,7 @@ TrainStep::TrainStep(const Model& model, const StepOptions& options,
       memory_(memory),
       stream_(stream),
       scaler_(LossScaler::from_policy(scaler_policy)),
+      clock_(stream),
       tally_(slots_of(leaves_), memory, stream),
       feed_(slots_of(leaves_), Shape{options.micro_batch, options.seq_len}, model.vocabulary(),
             stream),
@@ -50,13 +51,32 @@ TrainStep::TrainStep(const Model& model, const StepOptions& options,
   const RunnerOptions runner{.seed = options.seed,
                              .activation_dtype = compute_dtype(options.shard.precision),
                              .recompute_every = options.recompute_every};
-  runner_ = std::make_unique<ShardedRunner>(model, *state_, leaves_, comm, memory, stream, runner);
+  Prefetch prefetch;
+  if (comm.size() > 1) prefetch.units = options.prefetch;
+  if (prefetch.units > 0 && options.shard.zero == 3) {
+    const Shape tokens{options.micro_batch, options.seq_len};
+    prefetch.training = unit_order(model, plan_, tokens, true);
+    prefetch.evaluation = unit_order(model, plan_, tokens, false);
+  }
+  if (prefetch.units > 0 && stream.device()) {
+    communication_ = std::make_unique<Stream>(*stream.device(), 0, Priority::communication);
+  }
+  const Lanes lanes{.compute = stream,
+                    .communication = communication_ ? *communication_ : stream,
+                    .overlap = prefetch.units > 0 && stream.kind() != DeviceKind::cpu};
+  runner_ = std::make_unique<ShardedRunner>(model, *state_, leaves_, comm, memory, lanes, runner,
+                                            std::move(prefetch));
+  clock_.weigh(0);
+  runner_->set_watch(&clock_);
 }
 
 TrainStep::~TrainStep() {
-  try {
-    stream_.synchronize();
-  } catch (const Error&) {  // the device is gone and reads nothing
+  for (Stream* stream : {communication_.get(), &stream_}) {
+    if (!stream) continue;
+    try {
+      comm_.synchronize(*stream);
+    } catch (const Error&) {  // the device or the partners are gone: nothing is read any more
+    }
   }
 }
 
@@ -78,6 +98,8 @@ StepReport TrainStep::operator()(int64_t step, double lr, LeafSource& source, bo
   const float seed = static_cast<float>(scaler_.scale() / leaf_nominal_);
 
   for (int64_t m = 0; m < leaves_.micro_steps; ++m) {
+    const bool last = m + 1 == leaves_.micro_steps;
+    if (comm_.size() > 1) clock_.weigh(last ? static_cast<double>(leaves_.micro_steps) : 0);
     memory_.begin("micro_step");
     runner_->begin_micro_step(step, m);  // may be no leaf: then this rank only serves the others
     {
@@ -97,16 +119,23 @@ StepReport TrainStep::operator()(int64_t step, double lr, LeafSource& source, bo
   }
 
   memory_.begin("update");
+  if (comm_.size() > 1) clock_.weigh(1);
+  clock_.wait_begins();
   runner_->finish_sums();
+  clock_.wait_ends(0);
   sum_squares();
-  collect(record);
-  report.decision =
-      decide(record, scaler_.scale(), leaf_nominal_, options_.update.grad_clip, comm_);
+  {
+    collect(record);
+    report.exposed_seconds = clock_.take_seconds();
+    report.decision =
+        decide(record, scaler_.scale(), leaf_nominal_, options_.update.grad_clip, comm_);
+  }
   // On meta nothing is valid; the update still belongs to the plan.
   if (report.decision.apply() || stream_.kind() == DeviceKind::meta) {
     update(step, lr, report.decision);
   }
   memory_.end();
+  clock_.weigh(0);
 
   // After the update: the gradients were unscaled by the scale that backward used.
   switch (report.decision.outcome) {
@@ -153,6 +182,7 @@ void TrainStep::update(int64_t step, double lr, const Decision& decision) {
                                       .t = applied_steps_,
                                       .gradient_factor = decision.gradient_factor};
   const bool whole = plan_.options().zero == 0;
+  const Lanes& lanes = runner_->lanes();
   for (UnitState& unit : state_->units()) {
     for (SegmentState& part : unit.segments) {
       for (kernels::AdamwRange& range : part.ranges) range.key.step = static_cast<uint32_t>(step);
@@ -161,8 +191,12 @@ void TrainStep::update(int64_t step, double lr, const Decision& decision) {
                      part.moment2, whole ? part.sum_full : part.sum.total, scalars, part.ranges,
                      stream_);
     }
+    if (!state_->gathers_compute()) continue;
+    copies_.begin(lanes);  // gathered while the next unit is updated
+    ShardState::gather_compute(unit, comm_, lanes.communication);
+    copies_.end(lanes);
   }
-  state_->refresh_compute(false, comm_, stream_);
+  copies_.settle(lanes);
 }
 
 Evaluation TrainStep::evaluate(int64_t leaves, LeafSource& source) {
@@ -173,8 +207,7 @@ Evaluation TrainStep::evaluate(int64_t leaves, LeafSource& source) {
   for (int64_t first = 0; first < leaves; first += world) {
     memory_.begin("evaluate");
     const int64_t leaf = first + comm_.rank();
-    stream_.set_idle(leaf >= leaves);
-    runner_->begin_leaf({0, leaf}, false);
+    runner_->begin_evaluation(leaf < leaves ? leaf : -1);
     {
       const Shape shape{options_.micro_batch, options_.seq_len};
       Batch batch{runner_->pool().make(Dtype::int32, shape, "tokens"),
@@ -223,7 +256,7 @@ void TrainStep::predict(Tensor logits, ConstTensor tokens) {
       kernels::cast(row.tensor(), padded.flat(r * columns, vocabulary), stream_);
       copy_to_host(to + r * vocabulary, row.tensor(), stream_);
     }
-    stream_.synchronize();
+    comm_.synchronize(stream_);
     if (stream_.device()) std::memcpy(logits.data(), to, logits.bytes());
   }
   runner_->end_leaf();

@@ -7,6 +7,7 @@
 
 #include "sharding/batch_feed.h"
 #include "sharding/decision.h"
+#include "sharding/exposed_clock.h"
 #include "sharding/loss_scaler.h"
 #include "sharding/shard_state.h"
 #include "sharding/sharded_runner.h"
@@ -31,12 +32,18 @@ struct StepOptions {
   int64_t global_batch = 1;  // sequences in a step, a multiple of micro_batch
   int64_t seq_len = 1;
   int recompute_every = 0;
+  // Units gathered ahead, and gradients reduced while the next backward runs: [Note: overlap]. It changes
+  // time and memory, no bits. Without partners nothing is ahead.
+  int prefetch = 0;
 };
 
 struct StepReport {
   Decision decision;
   LossScaler::Event scaler;
   double loss_scale = 1;      // that backward used
+  // Time for which this rank's computation stood still for tensors of other ranks, since the last
+  // report: the waits of the last micro-step times their number, and those after it.
+  double exposed_seconds = 0;
   std::string overflow_text;  // "h.3.mlp.c_fc.weight[17] is inf on rank 2, micro-step 1, leaf 5"
 };
 
@@ -85,9 +92,12 @@ class TrainStep {
   Communicator& comm_;
   Memory& memory_;
   Stream& stream_;
+  std::unique_ptr<Stream> communication_;  // a GPU's second stream, where the two overlap
   LossScaler scaler_;
   std::unique_ptr<ShardState> state_;
   std::unique_ptr<ShardedRunner> runner_;
+  ExposedClock clock_;
+  Loan copies_;  // of units that were updated, to the gathers of their whole copies
   StepTally tally_;
   BatchFeed feed_;
   HostBuffer predicted_;  // on a GPU tokens and logits on their way; made when first needed

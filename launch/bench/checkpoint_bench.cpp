@@ -149,7 +149,7 @@ class CheckpointBench {
     if (ranks_.leads()) {
       print_rows(fmt::format("checkpoint: {} parameters, {:.0f} MB in a set, {} ranks over {}, {}",
                              count_text(static_cast<double>(model_->parameter_count())), bytes,
-                             ranks_.comm.size(), ranks_.comm.transport(), folder_.string()),
+                             ranks_.comm.size(), device_.comm().transport(), folder_.string()),
                  rows, config_.json());
     }
     return 0;
@@ -172,7 +172,8 @@ class CheckpointBench {
     if (!config_.has_global_batch()) config_.set_global_batch(8);
     const BatchPlan batch = resolve_batch(config_, ranks_.comm.size());
     policy_ = scaler_policy(config_);
-    options_ = step_options(config_, batch, ranks_.comm.size(), model_->config().context);
+    options_ = step_options(config_, batch, ranks_.comm.size(), ranks_.comm.transport(),
+                            model_->config().context);
     leaves_ = std::make_unique<DrawnLeaves>(model_->vocabulary());
     bytes_ = set_bytes(*model_, options_);
     // The same name on every rank: of the launched job, where a folder was not given.

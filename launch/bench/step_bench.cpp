@@ -45,8 +45,8 @@ struct Times {
 // One job of `micro_steps` rounds of leaves, set up, timed and gone.
 Times time_job(const Config& config, const Gpt& model, const BatchPlan& batch, RankContext& ranks) {
   RankDevice device(config, ranks);
-  const StepOptions options =
-      step_options(config, batch, ranks.comm.size(), model.config().context);
+  const StepOptions options = step_options(config, batch, ranks.comm.size(),
+                                           device.comm().transport(), model.config().context);
   agree(ranks.comm, [&] { device.require(options.shard.precision); });
   const std::string policy = scaler_policy(config);
   DrawnLeaves leaves(model.vocabulary());

@@ -80,7 +80,7 @@ int run_generate(const Config& given, RankContext& ranks) {
   TrainStep step(*model, options, "none", device.comm(), device.memory(), device.stream());
   step.initialize();
   agree(ranks.comm, [&] { restore_parameters(step, *reader); });
-  step.state().refresh_compute(true, device.comm(), device.stream());
+  step.state().refresh_compute(device.comm(), device.stream());
 
   std::vector<int32_t> text = tokenizer->encode(config.prompt());
   if (text.empty()) text = tokenizer->encode("\n");

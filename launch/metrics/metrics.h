@@ -25,7 +25,9 @@ struct StepMetrics {
   double tokens_per_s = kNotMeasured;
   double step_ms = kNotMeasured;
   double mfu = kNotMeasured;              // of the device's peak, 0 to 1
-  double comm_exposed_ms = kNotMeasured;  // communication that no computation hid
+  // For which the reporting rank's computation stood still for tensors of other ranks: see
+  // StepReport::exposed_seconds. The decision, a few hundred bytes between hosts, is not in it.
+  double comm_exposed_ms = kNotMeasured;
   int64_t mem_bytes = 0;                  // high-water mark of the rank
   std::optional<double> val_loss;         // absent where the step was not evaluated
 };

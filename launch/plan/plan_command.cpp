@@ -9,6 +9,7 @@
 #include "launch/data/tokenizer.h"
 #include "launch/train/job.h"
 #include "launch/train/saver.h"
+#include "sharding/timeline.h"
 
 namespace shardrun {
 namespace {
@@ -19,6 +20,15 @@ class NoLeaves : public LeafSource {  // meta never asks
   void training_leaf(int64_t, int64_t, Tensor, Tensor) override {}
   void evaluation_leaf(int64_t, Tensor, Tensor) override {}
 };
+
+// Of a data-centre GPU of the day and its neighbours in the node, as reached by the step's kernels:
+// assumed, to compare plans with each other, not to time a job.
+Speeds typical_gpu(Precision precision) {
+  return {.flops = compute_dtype(precision) == Dtype::fp32 ? 4e13 : 4e14,
+          .memory_bytes = 2.5e12,
+          .link_bytes = 1.5e11,
+          .call_seconds = 2e-5};
+}
 
 std::map<std::string, size_t> by_label(const std::vector<MemoryPlan::Block>& blocks) {
   std::map<std::string, size_t> sums;
@@ -51,12 +61,12 @@ int run_plan(const std::vector<std::string>& words) {
   const GptConfig gpt = gpt_config(config, make_tokenizer(config.tokenizer())->vocabulary());
   const Gpt model(gpt);
   const BatchPlan batch = resolve_batch(config, world);
-  const StepOptions options = step_options(config, batch, world, gpt.context);
+  const std::string transport = transport_of(config, world);
+  const StepOptions options = step_options(config, batch, world, transport, gpt.context);
 
   ThreadPool pool(1);
   Stream stream(DeviceKind::meta, detect_isa(), &pool);
   RecordingMemory recorder;
-  const std::string transport = transport_of(config, world);
   const bool on_gpu = transport != "mpi";
   const size_t workspace = on_gpu ? static_cast<size_t>(config.workspace()) : 0;
   const auto comm = make_meta_communicator(0, world, transport);
@@ -70,11 +80,16 @@ int run_plan(const std::vector<std::string>& words) {
   const size_t pinned =
       (transport == "staged" ? staged_host_bytes(world) : 0) + (on_gpu && copy ? copy->bytes() : 0);
   step.initialize();
+  const Speeds speeds = typical_gpu(options.shard.precision);
+  Timeline timeline(stream, *comm, speeds);
+  step.runner().set_watch(&timeline);
   const WorkCount before = stream.work();
   const Traffic traffic_before = comm->traffic();
   step(0, 1e-3, leaves);
   const double flops = stream.work().flops - before.flops;
   const double sent = comm->traffic().sent_bytes - traffic_before.sent_bytes;
+  const double seconds = timeline.seconds(), exposed = timeline.exposed_seconds(),
+               communication = timeline.communication_seconds();
   const MemoryPlan plan = recorder.plan();
 
   if (config.json()) {
@@ -83,6 +98,7 @@ int run_plan(const std::vector<std::string>& words) {
                                 {"world_size", world},
                                 {"zero", config.zero()},
                                 {"precision", config.precision()},
+                                {"prefetch", options.prefetch},
                                 {"arena_bytes", plan.arena_bytes()},
                                 {"persistent_bytes", plan.persistent_bytes},
                                 {"workspace_bytes", workspace},
@@ -90,6 +106,16 @@ int run_plan(const std::vector<std::string>& words) {
                                 {"persistent", by_label(plan.persistent)},
                                 {"flops_per_step", flops},
                                 {"sent_bytes_per_step", sent}};
+    if (on_gpu) {
+      json["timeline"] = {{"assumed",
+                           {{"flops_per_s", speeds.flops},
+                            {"memory_bytes_per_s", speeds.memory_bytes},
+                            {"link_bytes_per_s", speeds.link_bytes},
+                            {"call_s", speeds.call_seconds}}},
+                          {"step_ms", seconds * 1e3},
+                          {"communication_ms", communication * 1e3},
+                          {"comm_exposed_ms", exposed * 1e3}};
+    }
     for (const MemoryPlan::Program& program : plan.programs) {
       json["programs"][program.name] = {{"arena_bytes", program.arena_bytes},
                                         {"lower_bound_bytes", program.peak_bytes},
@@ -126,6 +152,13 @@ int run_plan(const std::vector<std::string>& words) {
   std::printf("a step of this rank: %lld micro-step%s, %sFLOP, %s sent\n",
               static_cast<long long>(batch.micro_steps), batch.micro_steps == 1 ? "" : "s",
               count_text(flops).c_str(), bytes_text(sent).c_str());
+  if (on_gpu) {
+    std::printf("  where a GPU does %sFLOP/s and moves %s/s, a link %s/s: %.1f ms, of them %.1f ms "
+                "communication that nothing hides, of %.1f ms; prefetch %d\n",
+                count_text(speeds.flops).c_str(), bytes_text(speeds.memory_bytes).c_str(),
+                bytes_text(speeds.link_bytes).c_str(), seconds * 1e3, exposed * 1e3,
+                communication * 1e3, options.prefetch);
+  }
   return 0;
 }
 

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "launch/commands.h"
+#include "launch/train/job.h"
 #include "launch/train/rank_device.h"
 #include "models/gpt.h"
 #include "sharding/checkpoint/hash.h"
@@ -134,6 +135,7 @@ Run train(const Config& config, RankContext& ranks, const std::string& precision
   const std::string policy = precision == "fp16" ? "default" : "none";
   CountingLeaves leaves(tiny_gpt().vocabulary);
   RankDevice device(config, ranks);
+  options.prefetch = default_prefetch(device.comm().transport());
   const auto rehearsal = [&](int64_t, Communicator& comm, Memory& memory, Stream& stream) {
     TrainStep rehearsed(model, options, policy, comm, memory, stream);
     rehearsed.initialize();

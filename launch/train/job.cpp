@@ -56,8 +56,10 @@ static int recompute_every(const Config& config) {
   return static_cast<int>(k);
 }
 
+int default_prefetch(const std::string& transport) { return transport == "nccl" ? 1 : 0; }
+
 StepOptions step_options(const Config& config, const BatchPlan& batch, int world_size,
-                         int64_t seq_len) {
+                         const std::string& transport, int64_t seq_len) {
   StepOptions options;
   options.shard.world_size = world_size;
   options.shard.zero = static_cast<int>(config.zero());
@@ -78,6 +80,8 @@ StepOptions step_options(const Config& config, const BatchPlan& batch, int world
   options.global_batch = batch.global_batch;
   options.seq_len = seq_len;
   options.recompute_every = recompute_every(config);
+  options.prefetch = config.has_prefetch() ? static_cast<int>(config.prefetch())
+                                           : default_prefetch(transport);
   return options;
 }
 

@@ -171,7 +171,8 @@ void Trainer::open_out() {
 }
 
 void Trainer::make_step() {
-  options_ = step_options(config_, batch_, ranks_.comm.size(), config_.seq_len());
+  options_ = step_options(config_, batch_, ranks_.comm.size(), device_.comm().transport(),
+                          config_.seq_len());
   numerics_key_ = numerics_key(config_, options_, device_);
   const double min_lr = config_.has_min_lr()                ? config_.min_lr()
                         : config_.schedule() == "constant" ? config_.lr()
@@ -255,7 +256,7 @@ void Trainer::resume() {
     });
   }
   hugging_face_.reset();
-  step_->state().refresh_compute(true, device_.comm(), device_.stream());
+  step_->state().refresh_compute(device_.comm(), device_.stream());
 }
 
 bool Trainer::resume_from(const fs::path& set, bool may_be_damaged) {
@@ -446,6 +447,7 @@ StepMetrics Trainer::train_one(int64_t done) {
   metrics.tokens = first_tokens_ + (metrics.step - first_step_) * step_tokens;
   metrics.step_ms = spent.count();
   metrics.tokens_per_s = static_cast<double>(step_tokens) / (spent.count() / 1000);
+  metrics.comm_exposed_ms = report.exposed_seconds * 1e3;
   metrics.mem_bytes = static_cast<int64_t>(device_.plan().arena_bytes());
   if (metrics.skipped) handle_skip(report, metrics.step);
   return metrics;

@@ -1,5 +1,5 @@
 """One checkpoint hash, and losses and norms equal to the last digit, whatever the ranks, stage,
-threads, recomputation, transport and time of reduction: what a run computes is decided by its numbers alone.
+threads, recomputation, prefetch, transport and time of reduction: what a run computes is decided by its numbers alone.
 """
 import itertools
 import random
@@ -17,6 +17,7 @@ FACTORS = {
     "recompute": ["none", "unit"],
     "threads": [1, 2],
     "reduce": ["micro-step", "step"],
+    "prefetch": [0, 1, 2],
     "transport": ["mpi", "thread"] if cli.MPIEXEC else ["thread"],
 }
 
@@ -84,8 +85,8 @@ class BitsTest(unittest.TestCase):
         mpi = row["transport"] == "mpi"
         digest, numbers = self.train(
             f"{precision}-{index}", precision, row["leaves"], block, "--zero", row["zero"],
-            "--recompute", row["recompute"], "--threads", row["threads"], "--reduce-every",
-            row["reduce"], "--comm", "mpi" if mpi else f"thread:{row['ranks']}",
+            "--recompute", row["recompute"], "--prefetch", row["prefetch"], "--threads",
+            row["threads"], "--reduce-every", row["reduce"], "--comm", "mpi" if mpi else f"thread:{row['ranks']}",
             ranks=row["ranks"] if mpi else None)
         wanted_digest, wanted_numbers = self.reference(precision, row["leaves"], block)
         self.assertEqual(len(numbers), STEPS)

@@ -88,6 +88,9 @@ TEST(Config, EveryAliasMeansItsFlag) {
       {"device-type", "cpu", "device", "cpu"},
       {"activation-checkpointing", "unit", "recompute", "unit"},
       {"gradient-checkpointing", "2", "recompute", "2"},
+      {"overlap-comm", "2", "prefetch", "2"},
+      {"forward-prefetch", "true", "prefetch", "1"},
+      {"backward-prefetch", "0", "prefetch", "0"},
       {"fast-dev-run", "true", "dry_run", "true"},
   };
   for (const auto& [alias, written, field, value] : table) {
@@ -167,6 +170,7 @@ TEST(Config, WrongInputIsAnsweredWithTheRightName) {
   usage({"got cosin", "nearest is cosine"}, {"--schedule", "cosin"});
   usage({"hybrid", "not built"}, {"--zero", "hybrid"});
   usage({"--zero", "<= 3"}, {"--zero", "4"});
+  usage({"--prefetch", ">= 0"}, {"--prefetch", "-1"});
   usage({"--watchdog", "not built"}, {"--watchdog", "30"});
   usage({"--trace", "not built"}, {"--trace", "t.json"});
   usage({"--shard-group", "not built"}, {"--shard-group", "node"});

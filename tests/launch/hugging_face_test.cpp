@@ -88,7 +88,7 @@ TEST(HuggingFace, AFolderOfTheirsGivesTheirLogits) {
       TrainStep step(model, options, "none", comm, *memory, stream);
       step.initialize();
       restore_parameters(step, hf);
-      step.state().refresh_compute(true, comm, stream);
+      step.state().refresh_compute(comm, stream);
       std::vector<float> got(wanted.size());
       const int64_t T = config.context;
       step.predict(Tensor(got.data(), Dtype::fp32, {1, T, config.vocabulary}),

@@ -35,6 +35,7 @@ Planned plan_of(const PlanCase& c, int world) {
   options.global_batch = 2 * world + 2;
   options.seq_len = c.sequence;
   options.recompute_every = c.recompute;
+  options.prefetch = c.recompute;  // 0, 1 and 2, too
   ThreadPool pool(1);
   Stream meta(DeviceKind::meta, detect_isa(), &pool);
   const auto comm = make_meta_communicator(0, world, "mpi");

@@ -61,6 +61,7 @@ TEST_P(StepBits, FullProduct) {
                 c.threads = threads;
                 c.reduce_every = every;
                 c.arena = (recompute + threads + zero) % 2 == 0;
+                c.prefetch = (world + recompute + threads) % 3;
                 expect_same(expected, run_steps(c), c.text());
                 if (HasFatalFailure()) return;
               }

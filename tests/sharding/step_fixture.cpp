@@ -110,6 +110,7 @@ StepResult run_steps(const StepCase& c, const BeforeStep& before_step,
         options.global_batch = 2 * c.leaves;
         options.seq_len = c.gpt.context;
         options.recompute_every = c.recompute;
+        options.prefetch = c.prefetch;
         std::unique_ptr<Memory> memory = make_heap_memory(gpu.get());
         const std::unique_ptr<LeafSource> leaves =
             c.make_leaves ? c.make_leaves() : std::make_unique<SyntheticLeaves>(c.gpt.vocabulary);

@@ -20,6 +20,7 @@ struct StepCase {
   int zero = 3;
   int threads = 1;
   int recompute = 0;
+  int prefetch = 0;
   Precision precision = Precision::fp32;
   Dtype wire = Dtype::fp32;
   int64_t sum_block = 1;
@@ -39,9 +40,11 @@ struct StepCase {
   std::function<std::unique_ptr<LeafSource>()> make_leaves;
 
   std::string text() const {
-    return fmt::format("W={} zero={} threads={} recompute={} {} wire={} block={} {} leaves={}",
-                       world_size, zero, threads, recompute, name_of(precision), name_of(wire),
-                       sum_block, reduce_every == ReduceEvery::step ? "step" : "micro-step", leaves);
+    return fmt::format("W={} zero={} threads={} recompute={} prefetch={} {} wire={} block={} {} "
+                       "leaves={}",
+                       world_size, zero, threads, recompute, prefetch, name_of(precision),
+                       name_of(wire), sum_block,
+                       reduce_every == ReduceEvery::step ? "step" : "micro-step", leaves);
   }
 };
 

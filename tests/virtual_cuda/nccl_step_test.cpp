@@ -75,7 +75,8 @@ void expect_one_set_of_bits(const StepCase& base, int seeds, uint64_t& seed) {
         c.world_size = world;
         c.zero = zero;
         c.arena = turn % 2 == 0;
-        expect_same(expected, run(c, ++seed), fmt::format("{} seed {}", c.text(), seed));
+        c.prefetch = static_cast<int>(++seed % 3);
+        expect_same(expected, run(c, seed), fmt::format("{} seed {}", c.text(), seed));
         if (testing::Test::HasFailure()) return;
       }
     }
@@ -120,6 +121,7 @@ TEST(NcclStep, OfNativeSumsIsTheSameUpToRounding) {
         c.world_size = world;
         c.zero = world - 1;
         c.arena = true;
+        c.prefetch = world % 3;
         const StepResult got = run(c, ++seed);
         ASSERT_EQ(got.applied, expected.applied) << c.text();
         const Decision &a = expected.reports[0].decision, &b = got.reports[0].decision;

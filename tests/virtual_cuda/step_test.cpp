@@ -80,7 +80,8 @@ class VirtualStep : public testing::Test {
           c.recompute = turn % 3 == 1;
           c.arena = turn % 3 != 1;
           c.gpus = turn % 3 == 2 ? 1 : 4;  // all ranks on one GPU, too
-          const StepResult got = run(c, ++seed);
+          c.prefetch = static_cast<int>(++seed % 3);
+          const StepResult got = run(c, seed);
           expect_same(expected, got, fmt::format("{} turn {} seed {}", c.text(), turn, seed));
           if (HasFailure()) return;
         }
@@ -145,7 +146,8 @@ TEST_F(VirtualStep, BitsOfOtherSumBlocksAndOfReducingOnceAStep) {
         c.zero = zero;
         c.reduce_every = every;
         c.arena = true;
-        expect_same(expected, run(c, ++seed), fmt::format("{} seed {}", c.text(), seed));
+        c.prefetch = static_cast<int>(++seed % 3);
+        expect_same(expected, run(c, seed), fmt::format("{} seed {}", c.text(), seed));
         if (HasFailure()) return;
       }
     }
