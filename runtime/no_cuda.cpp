@@ -1,5 +1,6 @@
 // Stands in for runtime/cuda/ where CUDA was not built.
 #include "runtime/device.h"
+#include "runtime/range.h"
 
 namespace shardrun {
 
@@ -14,5 +15,8 @@ std::string cuda_unavailable() {
 std::unique_ptr<Device> make_cuda_device(int) {
   throw DeviceError("{}", cuda_unavailable());
 }
+
+void push_range(const char*) {}
+void pop_range() {}
 
 }  // namespace shardrun

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "runtime/range.h"
+
 namespace shardrun {
 
 UnitRunner::UnitRunner(const Model& model, Memory& memory, Stream& stream, GradientMath math,
@@ -36,6 +38,7 @@ void UnitRunner::for_each_unit(const Call& call, void (UnitRunner::*hook)(const 
 
 Values UnitRunner::operator()(const Unit& unit, std::initializer_list<Value> inputs,
                               std::initializer_list<const Unit*> owners) {
+  const Range range(unit.path().c_str());
   if (call_count_ == static_cast<int>(calls_.size())) calls_.push_back(std::make_unique<Call>());
   Call& call = *calls_[call_count_];
   call.unit = &unit;
@@ -81,6 +84,7 @@ Values UnitRunner::run_forward(Call& call, std::span<const Value> inputs, Tape* 
 
 void UnitRunner::backward(const Loss& loss, float seed) {
   SHARDRUN_CHECK(static_cast<bool>(loss.sum), "backward without a loss");
+  const Range range("backward");
   while (call_count_ > 0) backward_through(*calls_[--call_count_], seed);
 }
 
@@ -88,6 +92,7 @@ void UnitRunner::backward(const Loss& loss, float seed) {
 // random draws start again, so the same numbers come; the gradients that arrived for the old outputs move
 // to the new ones.
 void UnitRunner::backward_through(Call& call, float seed) {
+  const Range range(call.unit->path().c_str());
   for_each_unit(call, &UnitRunner::acquire);
   if (call.dropped) {
     const Values& kept = call.kept_inputs;

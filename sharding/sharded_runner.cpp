@@ -5,6 +5,7 @@
 #include "kernels/elementwise.h"
 #include "kernels/ops/gradient_math.h"
 #include "kernels/reduce.h"
+#include "runtime/range.h"
 
 namespace shardrun {
 
@@ -120,6 +121,7 @@ void ShardedRunner::acquire(const Unit& unit) {
 }
 
 void ShardedRunner::gather(const Unit& unit) {
+  const Range range("gather");
   UnitLife& life = lives_[unit.index()];
   life.present = true;
   UnitState& state = state_.units()[unit.index()];
@@ -217,6 +219,7 @@ void ShardedRunner::gradients_complete(const Unit& unit) {
 
 // One reduction at a time is under way: this waits for the last.
 void ShardedRunner::reduce(const Unit& unit) {
+  const Range range("reduce");
   free_lingering();
   settle_reduction();
   UnitLife& life = lives_[unit.index()];

@@ -5,6 +5,7 @@
 
 #include "kernels/elementwise.h"
 #include "kernels/reduce.h"
+#include "runtime/range.h"
 
 namespace shardrun {
 
@@ -100,6 +101,7 @@ StepReport TrainStep::operator()(int64_t step, double lr, LeafSource& source, bo
   for (int64_t m = 0; m < leaves_.micro_steps; ++m) {
     const bool last = m + 1 == leaves_.micro_steps;
     if (comm_.size() > 1) clock_.weigh(last ? static_cast<double>(leaves_.micro_steps) : 0);
+    const Range range("micro_step");
     memory_.begin("micro_step");
     runner_->begin_micro_step(step, m);  // may be no leaf: then this rank only serves the others
     {
@@ -125,6 +127,7 @@ StepReport TrainStep::operator()(int64_t step, double lr, LeafSource& source, bo
   clock_.wait_ends(0);
   sum_squares();
   {
+    const Range range("decision");
     collect(record);
     report.exposed_seconds = clock_.take_seconds();
     report.decision =
@@ -174,6 +177,7 @@ void TrainStep::collect(StepRecord& record) {
 }
 
 void TrainStep::update(int64_t step, double lr, const Decision& decision) {
+  const Range range("update");
   ++applied_steps_;
   const kernels::AdamwScalars scalars{.lr = lr,
                                       .beta1 = options_.update.beta1,

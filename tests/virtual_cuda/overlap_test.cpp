@@ -15,6 +15,7 @@
 #include "runtime/random.h"
 #include "tests/sharding/odd_model.h"
 #include "tests/sharding/step_fixture.h"
+#include "tests/virtual_cuda/nvtx.h"
 #include "tests/virtual_cuda/runtime.h"
 
 namespace shardrun::test {
@@ -150,6 +151,28 @@ TEST_P(DroppedWaits, AreCaught) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Stages, DroppedWaits, testing::Values(2, 3));
+
+// For profilers: what a step gives the device, by name.
+TEST(Overlap, RangesNameTheStep) {
+  const std::string ranges = in_child([] {
+    StepCase c = overlapping(3);
+    c.gpt.layers = 1;
+    c.leaves = 2;
+    c.recompute = 1;
+    begin(0);
+    std::string text;
+    run_steps(
+        c, [](TrainStep&, int, int64_t) { virtual_cuda::take_ranges(); },
+        [&](TrainStep&, int rank, int64_t, const StepReport&) {
+          if (rank == 0) text = virtual_cuda::take_ranges();
+        });
+    return text;
+  });
+  EXPECT_EQ(ranges,
+            "micro_step(embedding(gather()gather())h.0(gather())head()"
+            "backward(head(gather()reduce())h.0(gather()reduce())embedding(reduce())))"
+            "decision()update()");
+}
 
 // Neither for a stream nor for an event: the decision polls.
 TEST(Overlap, HostWaitsForNothingInAMicroStep) {

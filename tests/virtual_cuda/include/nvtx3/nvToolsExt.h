@@ -1,0 +1,7 @@
+// Stands in for the toolkit's header: ../../nvtx.h keeps what was named.
+#pragma once
+
+extern "C" {
+int nvtxRangePushA(const char* message);
+int nvtxRangePop();
+}
