@@ -40,8 +40,7 @@ double ExposedClock::take_seconds() {
   double seconds = on_host_;
   on_host_ = 0;
   for (size_t i = 0; i < used_; ++i) {
-    seconds +=
-        waits_[i].factor * stream_.device()->seconds_between(waits_[i].begin, waits_[i].end);
+    seconds += waits_[i].factor * stream_.device()->seconds_between(waits_[i].begin, waits_[i].end);
   }
   used_ = 0;
   return seconds;

@@ -110,6 +110,7 @@ void TensorBoardWriter::write(const StepMetrics& m) {
   add("loss_scale", m.loss_scale);
   add("tokens_per_s", m.tokens_per_s);
   add("step_ms", m.step_ms);
+  add("comm_exposed_ms", m.comm_exposed_ms);
   append(tfrecord(event.SerializeAsString()));
 }
 

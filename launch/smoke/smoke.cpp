@@ -135,7 +135,7 @@ Run train(const Config& config, RankContext& ranks, const std::string& precision
   const std::string policy = precision == "fp16" ? "default" : "none";
   CountingLeaves leaves(tiny_gpt().vocabulary);
   RankDevice device(config, ranks);
-  options.prefetch = default_prefetch(device.comm().transport());
+  options.prefetch = prefetch_units(config, device.comm().transport());
   const auto rehearsal = [&](int64_t, Communicator& comm, Memory& memory, Stream& stream) {
     TrainStep rehearsed(model, options, policy, comm, memory, stream);
     rehearsed.initialize();

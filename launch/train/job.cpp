@@ -56,7 +56,10 @@ static int recompute_every(const Config& config) {
   return static_cast<int>(k);
 }
 
-int default_prefetch(const std::string& transport) { return transport == "nccl" ? 1 : 0; }
+int prefetch_units(const Config& config, const std::string& transport) {
+  if (config.has_prefetch()) return static_cast<int>(config.prefetch());
+  return transport == "nccl" ? 1 : 0;
+}
 
 StepOptions step_options(const Config& config, const BatchPlan& batch, int world_size,
                          const std::string& transport, int64_t seq_len) {
@@ -80,8 +83,7 @@ StepOptions step_options(const Config& config, const BatchPlan& batch, int world
   options.global_batch = batch.global_batch;
   options.seq_len = seq_len;
   options.recompute_every = recompute_every(config);
-  options.prefetch = config.has_prefetch() ? static_cast<int>(config.prefetch())
-                                           : default_prefetch(transport);
+  options.prefetch = prefetch_units(config, transport);
   return options;
 }
 

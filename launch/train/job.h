@@ -18,9 +18,9 @@ GptConfig gpt_config(const Config& config, int64_t vocabulary);
 // For ranks that talk over `transport`: a Communicator's, or one that is planned for.
 StepOptions step_options(const Config& config, const BatchPlan& batch, int world_size,
                          const std::string& transport, int64_t seq_len);
-// Units to gather ahead where nobody says: none where a call holds the host up, for what it overlaps
-// with has not been given to the device yet.
-int default_prefetch(const std::string& transport);
+// Units to gather ahead. Where nobody says none, if a call holds the host up: what it could overlap with
+// has not been given to the device yet.
+int prefetch_units(const Config& config, const std::string& transport);
 std::string scaler_policy(const Config& config);
 
 // Everything besides the data that decides bits, and nothing that does not: no ranks, threads, stages.

@@ -5,7 +5,11 @@
 
 namespace shardrun {
 
-void push_range(const char* name) { nvtxRangePushA(name); }
-void pop_range() { nvtxRangePop(); }
+void push_range(const char* name) {
+  nvtxRangePushA(name);
+}
+void pop_range() {
+  nvtxRangePop();
+}
 
 }  // namespace shardrun

@@ -171,6 +171,7 @@ TEST(Config, WrongInputIsAnsweredWithTheRightName) {
   usage({"hybrid", "not built"}, {"--zero", "hybrid"});
   usage({"--zero", "<= 3"}, {"--zero", "4"});
   usage({"--prefetch", ">= 0"}, {"--prefetch", "-1"});
+  usage({"--cuda-graph", "not built"}, {"--cuda-graph"});
   usage({"--watchdog", "not built"}, {"--watchdog", "30"});
   usage({"--trace", "not built"}, {"--trace", "t.json"});
   usage({"--shard-group", "not built"}, {"--shard-group", "node"});

@@ -58,6 +58,7 @@ StepMetrics sample(int64_t step) {
   m.loss_scale = 65536;
   m.tokens_per_s = 1234;
   m.step_ms = 20;
+  m.comm_exposed_ms = 3;
   return m;
 }
 
@@ -101,7 +102,7 @@ TEST(TensorBoard, ScalarsOfEachStep) {
   m.val_loss = 3.5;
   m.loss = INFINITY;
   m.grad_norm = 1e300;  // not finite as the fp32 that an event holds
-  m.tokens_per_s = kNotMeasured;
+  m.tokens_per_s = m.comm_exposed_ms = kNotMeasured;
   writer.write(m);
   // Read while the writer is open: a step is on disk's way when write returns.
   const auto events = read_events(read_all(writer.path()));
@@ -110,7 +111,8 @@ TEST(TensorBoard, ScalarsOfEachStep) {
   EXPECT_EQ((*events)[0].file_version(), "brain.Event:2");
   EXPECT_GT((*events)[0].wall_time(), 1.6e9);
   EXPECT_EQ((*events)[1].step(), 1);
-  EXPECT_EQ(scalars((*events)[1]), (std::map<std::string, float>{{"grad_norm", 0.75f},
+  EXPECT_EQ(scalars((*events)[1]), (std::map<std::string, float>{{"comm_exposed_ms", 3.f},
+                                                                 {"grad_norm", 0.75f},
                                                                  {"loss", 2.5f},
                                                                  {"loss_scale", 65536.f},
                                                                  {"lr", 0.001f},

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <thread>
+
 #include "models/presets.h"
 #include "tests/sharding/step_fixture.h"
 
@@ -41,7 +43,9 @@ Spent step_of(int world, int zero, int prefetch) {
 }
 
 TEST(Timeline, PrefetchHidesCommunication) {
-  fmt::print("gpt2-124m, bf16, micro-batch 8, 2 micro-steps; ms of a step, exposed of all communication\n");
+  fmt::print(
+      "gpt2-124m, bf16, micro-batch 8, 2 micro-steps; ms of a step, exposed of all "
+      "communication\n");
   fmt::print("zero ranks  prefetch 0               prefetch 1               prefetch 2\n");
   for (const int zero : {2, 3}) {
     for (const int world : {2, 3, 4, 5, 6, 7, 8}) {
@@ -81,14 +85,14 @@ TEST(Timeline, IsTwoClocks) {
   first.begin(lanes);  // at 10, until 17
   gather();
   first.end(lanes);
-  meta.count(5, 0);      // until 15
-  second.begin(lanes);   // behind the first: until 24
+  meta.count(5, 0);     // until 15
+  second.begin(lanes);  // behind the first: until 24
   gather();
   second.end(lanes);
-  first.settle(lanes);   // 2 late
+  first.settle(lanes);  // 2 late
   EXPECT_EQ(timeline.seconds(), 17);
   EXPECT_EQ(timeline.exposed_seconds(), 2);
-  meta.count(0, 9);      // until 26: the second is hidden
+  meta.count(0, 9);  // until 26: the second is hidden
   second.settle(lanes);
   second.settle(lanes);  // once
   EXPECT_EQ(timeline.seconds(), 26);
@@ -113,6 +117,45 @@ TEST(Timeline, WithoutOverlapAllIsExposed) {
   loan.settle(lanes);
   EXPECT_EQ(timeline.seconds(), 22);
   EXPECT_EQ(timeline.exposed_seconds(), 7);
+}
+
+// The other watch, on the host's clock.
+TEST(ExposedClock, CountsWaitsAsOftenAsTheyWeigh) {
+  ThreadPool pool(1);
+  Stream stream(DeviceKind::cpu, Isa::baseline, &pool);
+  ExposedClock clock(stream);
+  const Lanes lanes{.compute = stream, .communication = stream, .watch = &clock};
+  const auto call = [&] {
+    Loan loan;
+    loan.begin(lanes);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    loan.end(lanes);
+    loan.settle(lanes);
+  };
+  call();
+  const double once = clock.take_seconds();
+  EXPECT_GE(once, 0.02);
+  EXPECT_EQ(clock.take_seconds(), 0);
+  clock.weigh(50);
+  call();
+  EXPECT_GE(clock.take_seconds(), 1);
+  clock.weigh(0);
+  call();
+  EXPECT_EQ(clock.take_seconds(), 0);
+}
+
+TEST(ExposedClock, OfAStep) {
+  for (const int world : {1, 2}) {
+    for (const int zero : {0, 1, 2, 3}) {
+      StepCase c;
+      c.gpt = tiny_gpt();
+      c.world_size = world;
+      c.zero = zero;
+      for (const StepReport& report : run_steps(c).reports) {
+        EXPECT_EQ(report.exposed_seconds > 0, world > 1) << c.text();
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -16,4 +16,6 @@ extern "C" int nvtxRangePop() {
   return 0;
 }
 
-std::string shardrun::virtual_cuda::take_ranges() { return std::exchange(ranges, {}); }
+std::string shardrun::virtual_cuda::take_ranges() {
+  return std::exchange(ranges, {});
+}

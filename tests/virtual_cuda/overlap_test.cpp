@@ -44,7 +44,9 @@ StepCase overlapping(int zero) {
 
 constexpr const char* kExchange = "ncclGroupEnd";
 
-void begin(uint64_t seed) { virtual_cuda::reset({.seed = seed, .devices = 2}); }
+void begin(uint64_t seed) {
+  virtual_cuda::reset({.seed = seed, .devices = 2});
+}
 
 // A process of its own: what reads garbage may die of it. The parent has no threads.
 std::string in_child(FunctionRef<std::string()> body) {
@@ -99,8 +101,8 @@ std::string waits_of(const StepCase& c) {
   const auto is_call = [](const Ran& ran) {
     return ran.kind == Kind::library && ran.name.starts_with("nccl");
   };
-  const auto reduces = std::find_if(log.begin(), log.end(),
-                                    [](const Ran& ran) { return ran.name == kExchange; });
+  const auto reduces =
+      std::find_if(log.begin(), log.end(), [](const Ran& ran) { return ran.name == kExchange; });
   const int communication = reduces->stream;
   std::map<int64_t, std::string> calls;  // by the record after them
   std::string last_call;
