@@ -11,6 +11,11 @@ namespace shardrun::cuda {
 
 namespace {
 
+// Blocks that a multiprocessor must hold; 0: as many as the compiler likes. In fp32 it would spill to
+// fit more.
+template <typename T, int kSize>
+inline constexpr int kBlocks = sizeof(T) == 4 && kSize <= 96 ? 2 : 0;
+
 // One warp per row of a head.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
@@ -37,7 +42,7 @@ __device__ __forceinline__ void take_score(float& s, float& dp, bool seen, float
 }
 
 template <typename T, int kSize>
-__global__ void __launch_bounds__(kAttentionThreads)
+__global__ void __launch_bounds__(kAttentionThreads, (kBlocks<T, kSize>))
     dq_kernel(T* dqkv, const T* dout, const T* qkv, const float* lse, const float* delta,
               const __grid_constant__ AttentionArguments a) {
   using Matrix = SharedMatrix<T, kSize>;
@@ -117,7 +122,7 @@ __global__ void __launch_bounds__(kAttentionThreads)
 
 // Rows of tiles are keys here, columns queries.
 template <typename T, int kSize>
-__global__ void __launch_bounds__(kAttentionThreads)
+__global__ void __launch_bounds__(kAttentionThreads, (kBlocks<T, kSize>))
     dkv_kernel(T* dqkv, const T* dout, const T* qkv, const float* lse, const float* delta,
                const __grid_constant__ AttentionArguments a) {
   using Matrix = SharedMatrix<T, kSize>;

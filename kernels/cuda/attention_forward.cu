@@ -46,8 +46,9 @@ __device__ __forceinline__ void take_scores(Softmax& softmax, float (&factor)[2]
   }
 }
 
+// Two blocks of fp32 on a multiprocessor: the compiler alone would spill to fit more.
 template <typename T, int kSize>
-__global__ void __launch_bounds__(kAttentionThreads)
+__global__ void __launch_bounds__(kAttentionThreads, sizeof(T) == 4 ? 2 : 0)
     forward_kernel(T* out, float* lse, const T* qkv, const __grid_constant__ AttentionArguments a) {
   using Matrix = SharedMatrix<T, kSize>;
   constexpr int kStep = Tiles<T, kSize>::kStep;
