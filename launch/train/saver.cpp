@@ -1,5 +1,6 @@
 #include "launch/train/saver.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -93,6 +94,7 @@ void Saver::finish() {
 }
 
 void Saver::tell(const std::string& folder, double stood, double wrote) {
+  longest_ = std::max(longest_, wrote);
   messages_.push_back(
       fmt::format("saved {} in {:.3f} s, training stood still for {:.3f} s", folder, wrote, stood));
 }

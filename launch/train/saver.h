@@ -36,6 +36,9 @@ class Saver {
 
   // Lines for people since the last call.
   std::vector<std::string> messages();
+  // Seconds that a save from now on takes to be on the disk, after the longest of those so far and what
+  // is left of one on its way, at most; 0 before the first.
+  double cost() const { return (busy() ? 2 : 1) * longest_; }
   double stood_still() const { return stood_still_; }  // seconds of training lost to saves, so far
 
  private:
@@ -49,6 +52,7 @@ class Saver {
   const Fault& fault_;
   std::unique_ptr<BackgroundSave> save_;
   double stood_still_ = 0, before_ = 0;  // before_: when this save began
+  double longest_ = 0;                   // seconds of a save, from the call to the disk
   std::vector<std::string> messages_;
 };
 

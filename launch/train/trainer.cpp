@@ -389,6 +389,7 @@ int Trainer::run() {
   bool stopped = false;
   int64_t done = first_step_;
   while (done < last && !stopped) {
+    const auto begin = Clock::now();
     StepMetrics metrics = train_one(done);
     ++done;
     stopped = step_stops_ || (config_.has_stop_after() && done >= config_.stop_after());
@@ -398,6 +399,8 @@ int Trainer::run() {
     if (metrics_) metrics_->write(metrics);
     if (tensorboard_) tensorboard_->write(metrics);
     if (progress_) progress_->step(metrics);
+    longest_round_ = std::max(
+        longest_round_, std::chrono::duration<double>(Clock::now() - begin).count());
     const bool saves = config_.save_every() > 0 && done % config_.save_every() == 0;
     const bool ends = done == last || stopped;
     if (writers_quiet_ && saver_->busy()) saver_->advance();
@@ -421,18 +424,22 @@ int Trainer::run() {
   return stopped && done < last ? static_cast<int>(ExitCode::run_again) : 0;
 }
 
-bool Trainer::should_stop() const {
+bool Trainer::should_stop(int64_t done) const {
   if (asked_to_stop()) return true;
   if (!config_.has_max_time()) return false;
+  // The step that asks is the last where one more, and what this one saves before it, would not leave
+  // the time for the last save.
+  const bool saves = config_.save_every() > 0 && (done + 1) % config_.save_every() == 0;
   const std::chrono::duration<double> spent = Clock::now() - started_;
-  return spent.count() >= static_cast<double>(parse_duration(config_.max_time()));
+  return spent.count() + 2 * longest_round_ + (saves ? 2 : 1) * saver_->cost() >=
+         static_cast<double>(parse_duration(config_.max_time()));
 }
 
 StepMetrics Trainer::train_one(int64_t done) {
   const auto begin = Clock::now();
   StepMetrics metrics;
   metrics.lr = schedule_->lr(step_->applied_steps());
-  const StepReport report = (*step_)(done, metrics.lr, *leaves_, should_stop(), saver_->quiet());
+  const StepReport report = (*step_)(done, metrics.lr, *leaves_, should_stop(done), saver_->quiet());
   const std::chrono::duration<double, std::milli> spent = Clock::now() - begin;
   step_stops_ = report.decision.stop;
   writers_quiet_ = report.decision.writers_quiet;

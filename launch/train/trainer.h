@@ -68,7 +68,7 @@ class Trainer {
   void tell_of_saves();
   void report() const;
   void handle_skip(const StepReport& report, int64_t done);
-  bool should_stop() const;
+  bool should_stop(int64_t done) const;
 
   Config config_;
   RankContext& ranks_;
@@ -101,6 +101,7 @@ class Trainer {
   std::string resumed_from_;
   bool goes_on_ = false;  // the run of OUT, not a new one
   std::chrono::steady_clock::time_point started_;
+  double longest_round_ = 0;  // seconds of a step with what follows it, saves left out
 };
 
 }  // namespace shardrun

@@ -99,6 +99,19 @@ class SignalsTest(unittest.TestCase):
     self.assertEqual(process.wait(timeout=40), 128 + signal.SIGTERM)
     self.assertFalse(list((cli.WORK / "second" / "checkpoints").iterdir()))
 
+  def test_max_time_leaves_room_for_the_save(self):
+    """A save takes three seconds here: one that no longer fits into eight is not begun."""
+    out = "timed"
+    begin = time.monotonic()
+    text = cli.succeed(*self.tiny, "--global-batch", 12, "--steps", 10**6, "--schedule", "constant",
+                       "--eval-every", 0, "--save", "sync", "--save-every", 40, "--out", out,
+                       "--max-time", "00:00:08", expect=75,
+                       env={"SHARDRUN_FAULT": "phase=sync,kind=delay,seconds=3"}).decode()
+    self.assertGreaterEqual(text.count("saved "), 2)  # one to measure, and the last
+    last = re.findall(r"saved \S+ in ([0-9.]+) s", text)[-1]
+    self.assertGreater(float(last), 3)
+    self.assertLess(time.monotonic() - begin, 8 + 2.5)  # the limit, and what start and end take
+
   def test_elsewhere_they_end_the_process(self):
     """Whether the thread that waits is there yet or not."""
     for delay in [0, 0.2]:
