@@ -48,7 +48,7 @@ const std::byte* StreamSource::fetch(const CheckpointPiece& piece, int64_t begin
                                      std::byte*) {
   const ConstTensor part = piece.data.flat(begin, count);
   if (stream_.device() == nullptr) return static_cast<const std::byte*>(part.data());
-  constexpr size_t kMost = size_t{256} << 10;  // of a request
+  constexpr auto kMost = static_cast<size_t>(kMostBytes);
   SHARDRUN_CHECK(part.bytes() <= kMost, "fetch of {} bytes, {} at most", part.bytes(), kMost);
   if (!pinned_.data()) pinned_ = HostBuffer(stream_.device(), kMost, "a block of a save");
   copy_to_host(pinned_.data(), part, stream_);

@@ -172,7 +172,7 @@ class CheckpointBench {
     if (!config_.has_global_batch()) config_.set_global_batch(8);
     const BatchPlan batch = resolve_batch(config_, ranks_.comm.size());
     policy_ = scaler_policy(config_);
-    options_ = step_options(config_, batch, ranks_.comm.size(), ranks_.comm.transport(),
+    options_ = step_options(config_, batch, ranks_.comm.size(), device_.comm().transport(),
                             model_->config().context);
     leaves_ = std::make_unique<DrawnLeaves>(model_->vocabulary());
     bytes_ = set_bytes(*model_, options_);

@@ -47,8 +47,9 @@ struct CheckpointPiece {
 // Brings pieces to the host, a block at a time: from a device, from another file.
 class PieceSource {
  public:
+  static constexpr int64_t kMostBytes = int64_t{256} << 10;
   virtual ~PieceSource() = default;
-  // Elements [begin, begin + count) of piece.data, at most 256 KiB, in `scratch` (as large) or
+  // Elements [begin, begin + count) of piece.data, kMostBytes at most, in `scratch` (as large) or
   // elsewhere, until the next call. One thread at a time, not always the same.
   virtual const std::byte* fetch(const CheckpointPiece& piece, int64_t begin, int64_t count,
                                  std::byte* scratch) = 0;

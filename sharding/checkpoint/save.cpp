@@ -23,7 +23,7 @@ namespace {
 // ones cost a rank that needs a part of a tensor little; the manifest grows by 30 bytes for each.
 constexpr int64_t kChunkBytes = int64_t{4} << 20;
 // What is fetched, judged, hashed and written at once stays in the processor's cache.
-constexpr int64_t kBlockBytes = int64_t{256} << 10;
+constexpr int64_t kBlockBytes = PieceSource::kMostBytes;
 
 using Key = std::pair<std::string, TensorKind>;
 

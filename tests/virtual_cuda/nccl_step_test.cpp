@@ -3,10 +3,9 @@
 #include <gtest/gtest.h>
 
 #include "runtime/device.h"
-#include "tests/sharding/odd_model.h"
-#include "tests/sharding/step_fixture.h"
 #include "tests/virtual_cuda/nccl.h"
 #include "tests/virtual_cuda/runtime.h"
+#include "tests/virtual_cuda/step_cases.h"
 
 namespace shardrun::test {
 namespace {
@@ -22,24 +21,11 @@ constexpr Numbers kNumbers[] = {{Precision::fp32, Dtype::fp32, "none", 1e-6},
                                 {Precision::fp16, Dtype::fp16, "static:256", 0x1p-9}};
 
 StepCase case_of(const Numbers& numbers) {
-  StepCase c;
-  c.gpt.context = 4;
-  c.gpt.vocabulary = 13;
-  c.make_model = [] {
-    return std::make_unique<OddModel>(OddSizes{.vocabulary = 13,
-                                               .padded = 3,
-                                               .channels = 24,
-                                               .context = 4,
-                                               .hidden = {40, 0, 9},
-                                               .unused = 5});
-  };
-  c.precision = numbers.precision;
-  c.wire = numbers.wire;
-  c.scaler = numbers.scaler;
-  c.leaves = 5;
-  c.steps = 2;
-  c.gpus = 4;
-  return c;
+  return odd_case(numbers.precision, numbers.wire, numbers.scaler);
+}
+
+StepCase gpt_case(const Numbers& numbers) {
+  return test::gpt_case(numbers.precision, numbers.wire, numbers.scaler);
 }
 
 StepResult run(const StepCase& c, uint64_t seed) {
@@ -48,17 +34,6 @@ StepResult run(const StepCase& c, uint64_t seed) {
   settings.devices = 4;
   virtual_cuda::reset(settings);
   return run_steps(c);
-}
-
-// With attention, dropout and tied weights.
-StepCase gpt_case(const Numbers& numbers) {
-  StepCase c = case_of(numbers);
-  c.make_model = nullptr;
-  c.gpt = tiny_gpt();
-  c.gpt.layers = 1;
-  c.gpt.context = 8;
-  c.leaves = 3;
-  return c;
 }
 
 // All world sizes and stages against one rank at stage 0, each under `seeds` schedules of its own.

@@ -10,9 +10,8 @@
 
 #include "runtime/device.h"
 #include "sharding/snapshot.h"
-#include "tests/sharding/odd_model.h"
-#include "tests/sharding/step_fixture.h"
 #include "tests/virtual_cuda/runtime.h"
+#include "tests/virtual_cuda/step_cases.h"
 
 namespace shardrun::test {
 namespace {
@@ -36,35 +35,10 @@ class VirtualStep : public testing::Test {
   void TearDown() override { virtual_cuda::reset(); }
 
   static StepCase case_of(const Numbers& numbers) {
-    StepCase c;
-    c.gpt.context = 4;
-    c.gpt.vocabulary = 13;
-    c.make_model = [] {
-      return std::make_unique<OddModel>(OddSizes{.vocabulary = 13,
-                                                 .padded = 3,
-                                                 .channels = 24,
-                                                 .context = 4,
-                                                 .hidden = {40, 0, 9},
-                                                 .unused = 5});
-    };
-    c.precision = numbers.precision;
-    c.wire = numbers.wire;
-    c.scaler = numbers.scaler;
-    c.leaves = 5;
-    c.steps = 2;
-    c.gpus = 4;
-    return c;
+    return odd_case(numbers.precision, numbers.wire, numbers.scaler);
   }
-
-  // With attention, dropout and tied weights.
   static StepCase gpt_case(const Numbers& numbers) {
-    StepCase c = case_of(numbers);
-    c.make_model = nullptr;
-    c.gpt = tiny_gpt();
-    c.gpt.layers = 1;
-    c.gpt.context = 8;
-    c.leaves = 3;
-    return c;
+    return test::gpt_case(numbers.precision, numbers.wire, numbers.scaler);
   }
 
   // All world sizes and stages against one rank at stage 0, each under `seeds` schedules of its own.
