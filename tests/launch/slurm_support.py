@@ -94,10 +94,10 @@ class Slurm:
     self.wait(lambda: "idle" in self.run("sinfo", "-h", "-n", "here", "-o", "%T", check=False), "slurmd")
 
   def start(self, name, *words):
-    log = open(self.folder / f"{name}.out", "wb")
-    self.daemons.append(subprocess.Popen([shutil.which(name, path=PATH), *words], cwd=self.folder,
-                                         env=self.environment, stdin=subprocess.DEVNULL,
-                                         stdout=log, stderr=log, start_new_session=True))
+    with open(self.folder / f"{name}.out", "wb") as log:
+      self.daemons.append(subprocess.Popen([shutil.which(name, path=PATH), *words], cwd=self.folder,
+                                           env=self.environment, stdin=subprocess.DEVNULL,
+                                           stdout=log, stderr=log, start_new_session=True))
 
   def stop(self):
     """Ends jobs before those who look after them."""
@@ -132,6 +132,12 @@ class Slurm:
       if time.monotonic() > deadline:
         raise AssertionError(f"waited {seconds} s for {what}\n{self.logs()}")
       time.sleep(0.1)
+
+  def wait_for_steps_to_leave(self, number):
+    """A job may wait again while the daemon of its step before still lives; a step of the same name
+    could not listen on the socket that this one has, and srun would leave with 0."""
+    steps = f"spool-here/stepd.slurm.pmix.{self.job(number)['JobId']}.*"
+    self.wait(lambda: not list(self.folder.glob(steps)), f"the step of job {number} to leave")
 
   def logs(self):
     return "\n".join(f"== {path.name}\n{path.read_text(errors='replace')[-3000:]}"

@@ -115,6 +115,7 @@ class SlurmTest(unittest.TestCase):
 
   def go_on(self, job, out, done):
     """Lets a job that waits start now; returns when it has made steps."""
+    self.slurm.wait_for_steps_to_leave(job)
     time.sleep(2)  # within a second of its end slurmd takes a job's new credential for its old one
     self.slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
     self.slurm.wait(lambda: self.steps_of(out) > done + 5, f"steps of {out} after {done}")
